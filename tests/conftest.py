@@ -1,0 +1,17 @@
+"""Set-up shared by all tests: shape checks on, silent broadcasting off, float64 on request."""
+
+import jax
+import pytest
+from jaxtyping import install_import_hook
+
+# From here on every annotated function of the package checks its array shapes when it is called.
+install_import_hook("sphere", "beartype.beartype").__enter__()
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture
+def x64():
+    """Double precision inside the test, for comparisons at 1e-10 and below."""
+    with jax.enable_x64(True):
+        yield
