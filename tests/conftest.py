@@ -5,7 +5,7 @@ import pytest
 from jaxtyping import install_import_hook
 
 # From here on every annotated function of the package checks its array shapes when it is called.
-install_import_hook("sphere", "beartype.beartype").__enter__()
+install_import_hook("sphere", "shapes.check").__enter__()
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 

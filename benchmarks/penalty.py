@@ -1,0 +1,68 @@
+"""What the penalty costs: `python -m benchmarks.penalty`.
+
+Forward and backward pass of a Top-K actor (N 64, width 256, depth 3, K 2) without a penalty, with the dense sample Gram and
+with the routed Gram, at E = 10, 100 and 1000; then the penalty alone (value and gradient by the features). All in one
+run, best of several.
+"""
+
+from functools import partial
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from benchmarks.timing import best_seconds, device
+from sphere.nets import NetConfig, build
+from sphere.penalty import anisotropy, gram, routed_gram, spread
+from sphere.variants import feature_blocks, layer_gram
+
+N, WIDTH, K, OBS, ACT = 64, 256, 2, 39, 4
+EXPERTS = (10, 100, 1000)
+
+
+def actor_times(num_experts: int) -> dict[str, float]:
+    net = build(NetConfig(kind="top-k", experts=num_experts, width=WIDTH, top_k=K), OBS, ACT, key=jax.random.key(0))
+    x = jax.random.normal(jax.random.key(1), (N, OBS))
+    params, static = eqx.partition(net, eqx.is_inexact_array)
+
+    def loss(params, penalised):
+        output, trace = eqx.combine(params, static)(x)
+        total = jnp.mean(jnp.square(output))
+        if penalised == "dense":
+            total = total + 1e-3 * anisotropy(gram(feature_blocks(trace).reshape(N, -1)))
+        if penalised == "routed":
+            total = total + 1e-3 * anisotropy(layer_gram(trace))
+        return total
+
+    modes = ("none", "dense", "routed")
+    return {mode: best_seconds(jax.jit(jax.grad(partial(loss, penalised=mode))), params) for mode in modes}
+
+
+def penalty_times(num_experts: int) -> dict[str, float]:
+    features = jax.random.normal(jax.random.key(0), (N, K, WIDTH))
+    experts = jax.random.randint(jax.random.key(1), (N, 1), 0, num_experts - 1) + jnp.arange(K)[None, :]
+
+    def dense(features):
+        return anisotropy(gram(spread(features, experts, num_experts).reshape(N, -1)))
+
+    def routed(features):
+        return anisotropy(routed_gram(features, experts, num_experts, "routed"))
+
+    return {f.__name__: best_seconds(jax.jit(jax.value_and_grad(f)), features) for f in (dense, routed)}
+
+
+def main() -> None:
+    print(f"SPHERE penalty on {device()}: N {N}, K {K}, width {WIDTH}; milliseconds, best of 5\n")
+    head = f"{'E':>5}  {'actor':>8} {'+ dense Gram':>13} {'+ routed Gram':>14}   "
+    print(head + f"{'penalty, dense':>15} {'penalty, routed':>16} {'ratio':>7}")
+    for num_experts in EXPERTS:
+        actor = {name: 1e3 * value for name, value in actor_times(num_experts).items()}
+        alone = {name: 1e3 * value for name, value in penalty_times(num_experts).items()}
+        print(
+            f"{num_experts:>5}  {actor['none']:>8.3f} {actor['dense']:>13.3f} {actor['routed']:>14.3f}   "
+            f"{alone['dense']:>15.4f} {alone['routed']:>16.4f} {alone['dense'] / alone['routed']:>6.1f}x"
+        )
+
+
+if __name__ == "__main__":
+    main()

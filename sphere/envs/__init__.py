@@ -1,0 +1,69 @@
+"""Environments by name: `make("suite/task", ...)` gives a `sphere.envs.pool.Pool`, `tasks(suite)` a list.
+
+Importing this package imports no simulator, not even gymnasium; a suite is imported when it is asked for.
+"""
+
+import difflib
+import importlib
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sphere.envs.batch import Batch, Suite
+
+if TYPE_CHECKING:
+    from sphere.envs.pool import Pool
+
+__all__ = ["SUITES", "Batch", "Suite", "make", "suite", "tasks", "unknown"]
+
+SUITES = {"probe": "sphere.envs.probes:Probes"}
+"""Suite name -> "module:class" of its batch of environments, imported on first use."""
+
+
+def make(
+    name: str,
+    num_envs: int = 1,
+    seed: int | Sequence[int] = 0,
+    workers: int | None = None,
+    timeout: float = 120.0,
+    **settings: Any,
+) -> "Pool":
+    """`num_envs` environments of "suite/task" for every run seed, as one `gymnasium.vector.VectorEnv`.
+
+    Several seeds make a fleet: environments are in run-major order, and each run's trajectories are those it
+    would have alone. `settings` go to the suite.
+    """
+    from sphere.envs.pool import Pool
+
+    suite_name, slash, task = name.partition("/")
+    if not slash:
+        raise ValueError(f"environment {name!r} has no suite; write 'suite/task', for example {_example()!r}")
+    seeds = [seed] if isinstance(seed, int | np.integer) else seed
+    return Pool(suite(suite_name), task, num_envs, seeds, workers, timeout, settings)
+
+
+def tasks(suite_name: str) -> tuple[str, ...]:
+    """The names of all tasks of a suite."""
+    return tuple(suite(suite_name).tasks)
+
+
+def suite(name: str) -> Suite:
+    """What makes batches of a suite's tasks."""
+    if name not in SUITES:
+        raise unknown("suite", name, SUITES)
+    module, _, attribute = SUITES[name].partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> ValueError:
+    """The error for a name that is not there: says which one was probably meant."""
+    known = list(known)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    meant = f"did you mean {near[0]!r}? " if near else ""
+    return ValueError(f"there is no {kind} {name!r}; {meant}known: {', '.join(known)}")
+
+
+def _example() -> str:
+    first = next(iter(SUITES))
+    return f"{first}/{tasks(first)[0]}"

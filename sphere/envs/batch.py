@@ -1,0 +1,176 @@
+"""What a suite writes (`Batch`), and what is done around it for all suites alike (`Share`).
+
+This runs inside the worker processes: no jax, no gymnasium.
+"""
+
+import mmap
+import os
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Bool, Float, Int, UInt64
+
+State = dict[str, np.ndarray]
+Spec = tuple[int, np.ndarray, np.ndarray, int]  # observation size, lowest action, highest action, horizon
+
+
+@runtime_checkable
+class Batch(Protocol):
+    """`num_envs` environments that step together: all that a suite has to write, in batched numpy.
+
+    Episode counts, time limits, seeds, autoreset, statistics and processes are not its business. `reset` is
+    the only place that draws, from the generators it is handed; noise during an episode is drawn there in
+    advance. A row's numbers must not depend on the other rows, nor on how many there are: no BLAS products
+    over the batch, they round by its size. `render(index) -> frame` is optional.
+    """
+
+    observation_size: int
+    action_low: np.ndarray  # [act]
+    action_high: np.ndarray  # [act]
+    horizon: int  # steps after which an episode is truncated, if it has not terminated
+
+    def reset(self, where: Int[np.ndarray, " k"], rngs: Sequence[np.random.Generator]) -> Float[np.ndarray, "k obs"]:
+        """Start a new episode in the environments `where`, drawing only from each one's own generator."""
+
+    def step(
+        self, action: Float[np.ndarray, "env act"]
+    ) -> tuple[
+        Float[np.ndarray, "env obs"],
+        Float[np.ndarray, " env"],
+        Bool[np.ndarray, " env"],
+        Bool[np.ndarray, " env"],
+    ]:
+        """Observation, reward, terminated and success of all, without autoreset.
+
+        `action` lies in its box and is read-only; it changes with the next step, so it is not to be kept.
+        """
+
+    def get_state(self) -> State:
+        """All in-episode state, at any time: arrays of fixed shape and dtype, a row per environment."""
+
+    def set_state(self, state: State) -> None:
+        """Continue exactly from a captured state."""
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class Suite(Protocol):
+    """What makes a batch of a task: in the ordinary case, the class of the batch."""
+
+    tasks: tuple[str, ...]
+    __module__: str
+    __qualname__: str
+
+    def __call__(self, task: str, num_envs: int, **settings: Any) -> Batch: ...
+
+
+def record(observation_size: int, action_size: int) -> np.dtype:
+    """One environment's row in the memory that learner and worker share."""
+    return np.dtype(
+        [
+            ("reward", "f8"),
+            ("action", "f4", (action_size,)),
+            ("obs", "f4", (observation_size,)),
+            ("final_obs", "f4", (observation_size,)),
+            ("terminated", "?"),
+            ("truncated", "?"),
+            ("success", "?"),
+        ],
+        align=True,
+    )
+
+
+class Share:
+    """The environments that one worker owns. Its methods are the commands that a `Pool` gives.
+
+    `streams` has a row (run seed, index in the run) per environment: with the task and the number of the
+    episode, that is all its draws depend on.
+    """
+
+    batch: Batch
+
+    def begin(self, suite: Suite, settings: Mapping[str, Any], streams: UInt64[np.ndarray, "env 2"], task: str) -> Spec:
+        """Take charge of these environments."""
+        self.suite, self.settings, self.streams = suite, settings, streams
+        self.episode = np.full(len(streams), -1, np.int64)
+        self.elapsed = np.zeros(len(streams), np.int64)
+        return self.switch(task)
+
+    def switch(self, task: str) -> Spec:
+        """Another task from here on. Its name seeds, and the episode count goes on: no draw ever repeats."""
+        self.close()
+        self.batch = batch = self.suite(task, len(self.streams), **self.settings)
+        self.task_word = zlib.crc32(task.encode())
+        return (
+            batch.observation_size,
+            np.asarray(batch.action_low),
+            np.asarray(batch.action_high),
+            batch.horizon,
+        )
+
+    def bind(self, rows: np.ndarray) -> None:
+        """Read actions from and write results to these rows from now on."""
+        self.rows = {name: rows[name] for name in rows.dtype.names or ()}
+        self.rows["action"].flags.writeable = False
+
+    def attach(self, memory: int, total: int, part: slice) -> None:
+        """The same with part of the `total` rows in an open file."""
+        dtype = record(self.batch.observation_size, len(self.batch.action_low))
+        self.bind(np.frombuffer(mmap.mmap(memory, total * dtype.itemsize), dtype)[part])
+        os.close(memory)
+
+    def reset(self, streams: np.ndarray | None = None) -> None:
+        """Start the next episode everywhere; with new streams, their episode 0."""
+        if streams is not None:
+            self.streams = streams
+            self.episode[:] = -1
+        self._start(np.arange(len(self.streams)))
+
+    def step(self) -> None:
+        """One step everywhere; where an episode ends, the next one starts in the same step."""
+        rows = self.rows
+        observation, reward, terminated, success = self.batch.step(rows["action"])
+        self.elapsed += 1
+        done = terminated | (self.elapsed >= self.batch.horizon)
+        rows["obs"][:] = observation
+        rows["final_obs"][:] = observation
+        rows["reward"][:] = reward
+        rows["terminated"][:] = terminated
+        rows["truncated"][:] = done & ~terminated
+        rows["success"][:] = success
+        if done.any():
+            self._start(np.flatnonzero(done))
+
+    def _start(self, where: np.ndarray) -> None:
+        self.episode[where] += 1
+        self.elapsed[where] = 0
+        words = zip(self.streams[where].tolist(), self.episode[where].tolist(), strict=True)
+        rngs = [np.random.default_rng([seed, self.task_word, index, episode]) for (seed, index), episode in words]
+        self.rows["obs"][where] = self.batch.reset(where, rngs)
+
+    def get_state(self) -> State:
+        """All that the future depends on, a row per environment."""
+        return {
+            "stream": self.streams,
+            "task": np.full(len(self.streams), self.task_word, np.uint32),
+            "episode": self.episode,
+            "elapsed": self.elapsed,
+            **{f"batch/{name}": array for name, array in self.batch.get_state().items()},
+        }
+
+    def set_state(self, state: State) -> None:
+        self.streams, self.episode, self.elapsed = state["stream"], state["episode"], state["elapsed"]
+        own = {name.removeprefix("batch/"): array for name, array in state.items() if name.startswith("batch/")}
+        self.batch.set_state(own)
+
+    def render(self, indices: Sequence[int]) -> list[Any]:
+        # Optional, so not in the protocol: the pool has looked.
+        return [self.batch.render(index) for index in indices]  # type: ignore[attr-defined]
+
+    def close(self) -> None:
+        if hasattr(self, "batch"):
+            self.batch.close()
+            del self.batch

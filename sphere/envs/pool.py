@@ -1,0 +1,298 @@
+"""A vector environment over worker processes, the same numbers for any number of them.
+
+Learner and workers share a piece of memory with a row per environment, and wake each other by one byte
+through a pipe: as fast as an eventfd, half the cost of a socket, and it tells when the other end has died.
+"""
+
+import mmap
+import operator
+import os
+import weakref
+from collections.abc import Mapping, Sequence
+from itertools import chain, pairwise
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Box
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+from numpy.typing import ArrayLike
+
+from sphere.envs import unknown
+from sphere.envs.batch import Share, Spec, State, Suite, record
+from sphere.envs.worker import Local, Process, Worker, WorkerError, anonymous_memory, cores, dismiss
+
+__all__ = ["Pool", "WorkerError"]
+
+
+class Pool(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
+    """`num_envs` environments of one task for each of the run `seeds`, run-major, with same-step autoreset.
+
+    All that an environment draws is from `default_rng([run seed, crc32(task), index in run, episode])`, so
+    trajectories depend neither on `workers` (0: in this process; default: one per core) nor on other runs.
+    Actions are clipped to their box here.
+
+    `step` answers in `infos`: `final_obs`, the true successor of every environment (where `_final_obs`, the
+    last observation of its episode, while `obs` has the first of the next); `success` at this step; and, when
+    episodes ended, `episode` with `r`, `l`, `success_once` and `success_at_end` where `_episode`.
+    """
+
+    def __init__(
+        self,
+        suite: Suite,
+        task: str,
+        num_envs: int = 1,
+        seeds: Sequence[int] = (0,),
+        workers: int | None = None,
+        timeout: float = 120.0,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._owner = os.getpid()
+        self._workers: list[Worker] = []
+        self._dismiss = weakref.finalize(self, dismiss, self._workers, self._owner)
+        total = num_envs * len(seeds)
+        if num_envs < 1 or total < 1:
+            raise ValueError(f"num_envs={num_envs} for {len(seeds)} run seeds; want at least one of each")
+        if not timeout > 0:
+            raise ValueError(f"timeout={timeout}; want a positive number of seconds")
+        workers = min(cores() if workers is None else workers, total)
+        if workers < 0:
+            raise ValueError(f"workers={workers}; want 0 (in this process) or more")
+        if task not in suite.tasks:
+            raise unknown("task", task, suite.tasks)
+        self._suite, self.task = suite, task
+        self.num_envs, self.num_runs = total, len(seeds)
+        self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
+        bounds = [total * i // max(workers, 1) for i in range(max(workers, 1) + 1)]
+        self._parts = [slice(*pair) for pair in pairwise(bounds)]
+        streams = self._streams(seeds)
+        try:
+            self._begin(workers, timeout, [(suite, dict(settings or {}), streams[part], task) for part in self._parts])
+        except BaseException:
+            self.close()
+            raise
+        self._row = {name: self._rows[name] for name in self._rows.dtype.names or ()}
+        self._return, self._length = np.zeros(total), np.zeros(total, np.int64)
+        self._success_once = np.zeros(total, bool)
+        self._started = self._pending = False
+
+    def _begin(self, workers: int, timeout: float, arguments: list[tuple]) -> None:
+        """Start the workers and set up spaces and rows by what they say."""
+        if workers == 0:
+            self._workers.append(Local(Share()))
+            self._rows = np.zeros(self.num_envs, self._adopt(self._call("begin", arguments)))
+            self._call("bind", [(self._rows,)])
+            return
+        if self._suite.__module__ == "__main__" or "<locals>" in self._suite.__qualname__:
+            raise ValueError(
+                f"workers cannot import {self._suite.__qualname__} from {self._suite.__module__}; define it "
+                "at the top level of a module of its own, or use workers=0"
+            )
+        with anonymous_memory() as file:
+            memory = file.fileno()
+            for i, part in enumerate(self._parts):
+                label = f"worker {i} of {workers} (environments {part.start} to {part.stop - 1})"
+                self._workers.append(Process(label, memory, timeout))
+            dtype = self._adopt(self._call("begin", arguments))
+            os.ftruncate(memory, self.num_envs * dtype.itemsize)
+            self._rows = np.frombuffer(mmap.mmap(memory, self.num_envs * dtype.itemsize), dtype)
+            self._call("attach", [(memory, self.num_envs, part) for part in self._parts])
+
+    def _adopt(self, specs: Sequence[Spec]) -> np.dtype:
+        """Set the spaces by what the workers say of their environments."""
+        size, low, high, self.horizon = specs[0]
+        self._low, self._high = low.astype(np.float32), high.astype(np.float32)
+        self.single_observation_space = Box(-np.inf, np.inf, (size,), np.float32)
+        self.single_action_space = Box(self._low, self._high, dtype=np.float32)
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        return record(size, len(low))
+
+    def _streams(self, seeds: Sequence[int]) -> np.ndarray:
+        """Run seed and index in the run of every environment."""
+        words = [operator.index(seed) for seed in seeds]
+        if len(words) != self.num_runs or not all(0 <= word < 2**64 for word in words):
+            raise ValueError(f"run seeds are {words}; want {self.num_runs} whole numbers from 0 to 2**64 - 1")
+        run, index = divmod(np.arange(self.num_envs), self.num_envs // self.num_runs)
+        return np.stack([np.array(words, np.uint64)[run], index.astype(np.uint64)], axis=1)
+
+    def reset(
+        self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Start the next episode everywhere; with `seed` (one per run), episode 0 of those run seeds."""
+        self._check_idle("reset")
+        if options:
+            raise ValueError(
+                f"reset got options {sorted(options)}; this pool takes none (settings go to its constructor)"
+            )
+        seeds = [seed] if isinstance(seed, int | np.integer) else seed
+        streams = None if seeds is None else self._streams(seeds)
+        self._call("reset", [(None if streams is None else streams[part],) for part in self._parts])
+        self._return[:], self._length[:], self._success_once[:] = 0, 0, False
+        self._started = True
+        return self._row["obs"].copy(), {}
+
+    def step(self, actions: ArrayLike) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """One step everywhere, with same-step autoreset."""
+        self.step_async(actions)
+        return self.step_wait()
+
+    def step_async(self, actions: ArrayLike) -> None:
+        """Begin a step; the caller may do something else, also with another pool, until `step_wait`."""
+        self._check_idle("step")
+        self._check_started("step")
+        actions = np.asarray(actions, np.float32)
+        if actions.shape != self.action_space.shape:
+            raise ValueError(
+                f"actions have shape {actions.shape}, want {self.action_space.shape}: a row for each of "
+                f"{self.num_runs} runs x {self.num_envs // self.num_runs} environments"
+            )
+        if not np.isfinite(actions).all():
+            bad = int(np.flatnonzero(~np.isfinite(actions).all(axis=1))[0])
+            raise ValueError(
+                f"the action of environment {bad} is {actions[bad]}, want finite numbers: a diverged policy?"
+            )
+        np.maximum(actions, self._low, out=self._row["action"])
+        np.minimum(self._row["action"], self._high, out=self._row["action"])
+        self._pending = True
+        self._send("step")
+
+    def step_wait(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """The results of the step begun by `step_async`: fresh arrays, never written to again."""
+        self._check_open("step_wait")
+        if not self._pending:
+            raise RuntimeError("step_wait came without a step under way; call step_async(actions) first")
+        self._receive()
+        self._pending = False
+        row, names = self._row, ("obs", "final_obs", "reward", "terminated", "truncated", "success")
+        obs, final_obs, reward, terminated, truncated, success = [row[name].copy() for name in names]
+        done = terminated | truncated
+        infos: dict[str, Any] = {"final_obs": final_obs, "_final_obs": done, "success": success}
+        self._return += reward
+        self._length += 1
+        self._success_once |= success
+        if done.any():
+            infos["episode"] = {
+                "r": np.where(done, self._return, 0.0),
+                "l": np.where(done, self._length, 0),
+                "success_once": done & self._success_once,
+                "success_at_end": done & success,
+            }
+            infos["_episode"] = done
+            self._return[done], self._length[done], self._success_once[done] = 0, 0, False
+        return obs, reward, terminated, truncated, infos
+
+    def switch(self, task: str) -> tuple[np.ndarray, dict[str, Any]]:
+        """Another task of the suite for all environments, in the same processes; its first observations.
+
+        Every environment goes on to its next episode number, and the task's name is part of the seed: no two
+        tasks, and no two visits to one task, draw the same numbers.
+        """
+        self._check_idle("switch")
+        if task not in self._suite.tasks:
+            raise unknown("task", task, self._suite.tasks)
+        had = self._rows.dtype
+        dtype = self._adopt(self._call("switch", [(task,)] * len(self._parts)))
+        if dtype != had:
+            self.close()
+            raise ValueError(
+                f"task {task!r} has other sizes of observation or action than {self.task!r}, for which this "
+                "pool was made; make a pool of its own"
+            )
+        self.task = task
+        return self.reset()
+
+    def get_state(self) -> State:
+        """All that the future depends on: arrays with a row per environment, whatever the workers.
+
+        The rows of one run may be taken out and restored in a pool with other runs.
+        """
+        self._check_idle("get_state")
+        self._check_started("get_state")
+        return self._capture()
+
+    def _capture(self) -> State:
+        shares = self._call("get_state", [()] * len(self._parts))
+        state = {name: np.concatenate([share[name] for share in shares]) for name in shares[0]}
+        own = {"obs": self._row["obs"], "return": self._return, "success_once": self._success_once}
+        return state | {name: array.copy() for name, array in own.items()}
+
+    def set_state(self, state: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Continue exactly from a captured state of the same task; its observations."""
+        self._check_idle("set_state")
+        want = self._capture()
+        if state.keys() != want.keys():
+            raise ValueError(f"the state holds {sorted(state)}, want {sorted(want)}: is it of this suite and version?")
+        for name, array in want.items():
+            came = state[name]
+            if (came.shape, came.dtype) != (array.shape, array.dtype):
+                raise ValueError(
+                    f"state[{name!r}] is {came.dtype}{came.shape}, want {array.dtype}{array.shape}: "
+                    "is it of this suite and this number of environments?"
+                )
+        if (state["task"] != want["task"]).any():
+            raise ValueError(f"the state is of another task than {self.task!r}; switch to that task first")
+        state = {name: array.copy() for name, array in state.items()}
+        self._call("set_state", [({name: state[name][part] for name in state},) for part in self._parts])
+        self._row["obs"][:] = state["obs"]
+        self._return, self._length = state["return"], state["elapsed"].copy()
+        self._success_once = state["success_once"]
+        self._started = True
+        return self._row["obs"].copy()
+
+    def render(self, *indices: int) -> tuple[Any, ...]:
+        """Pictures of these environments; of all if none is named."""
+        self._check_idle("render")
+        if not hasattr(self._suite, "render"):
+            raise NotImplementedError(f"{self._suite.__qualname__} draws no pictures; it has no render(index)")
+        indices = indices or tuple(range(self.num_envs))
+        if not set(indices) <= set(range(self.num_envs)):
+            raise IndexError(f"environments {indices} were asked for; this pool has 0 to {self.num_envs - 1}")
+        wanted = [[i for i in range(part.start, part.stop) if i in indices] for part in self._parts]
+        local = [([i - part.start for i in own],) for part, own in zip(self._parts, wanted, strict=True)]
+        frames = dict(zip(chain(*wanted), chain(*self._call("render", local)), strict=True))
+        return tuple(frames[i] for i in indices)
+
+    def close(self, **kwargs: Any) -> None:
+        """Let the workers go. Happens by itself at exit, after an error, and when nobody holds the pool."""
+        self.closed = True
+        self._dismiss()
+
+    def __enter__(self) -> "Pool":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _check_open(self, what: str) -> None:
+        if self.closed or os.getpid() != self._owner:
+            reason = "is closed" if self.closed else "belongs to the process that made it"
+            raise RuntimeError(f"{what} came to a pool that {reason}; make a new one")
+
+    def _check_idle(self, what: str) -> None:
+        self._check_open(what)
+        if self._pending:
+            raise RuntimeError(f"{what} came while a step is under way; call step_wait() first")
+
+    def _check_started(self, what: str) -> None:
+        if not self._started:
+            raise RuntimeError(f"{what} came before the first episode; call reset() or set_state(state) first")
+
+    def _call(self, command: str, arguments: Sequence[tuple]) -> list[Any]:
+        self._send(command, arguments)
+        return self._receive()
+
+    def _send(self, command: str, arguments: Sequence[tuple] | None = None) -> None:
+        try:
+            for i, worker in enumerate(self._workers):
+                worker.send(command, *(arguments[i] if arguments else ()))
+        except BaseException:
+            self.close()
+            raise
+
+    def _receive(self) -> list[Any]:
+        try:
+            return [worker.receive() for worker in self._workers]
+        except BaseException:
+            self.close()  # on Ctrl-C too: an answer not taken now would pass for that to a later question
+            raise

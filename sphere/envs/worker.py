@@ -1,0 +1,217 @@
+"""The processes that step environments: the learner's handle on one (`Process`) and what runs in it (`main`).
+
+A worker is a fresh interpreter on this very file: neither jax nor the learner's `__main__` is imported there,
+so a script needs no `if __name__ == "__main__"`.
+"""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import types
+from collections.abc import Sequence
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from sphere.envs.batch import Share
+
+GRACE = 2.0
+"""Seconds that a worker gets to leave by itself when its pool closes."""
+
+PARENT_CHECK = 0.5
+"""Seconds between a worker's looks at whether the learner still lives."""
+
+# One BLAS thread each; should a suite bring jax in after all, it must not take the learner's GPU.
+ENVIRONMENT = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+ENVIRONMENT |= {"JAX_PLATFORMS": "cpu"}
+
+
+class WorkerError(RuntimeError):
+    """A worker process raised, died or hung. The pool is closed."""
+
+
+@runtime_checkable
+class Worker(Protocol):
+    """Who steps a share of the environments: `Local` or a `Process`."""
+
+    def send(self, command: str, *arguments: Any) -> None: ...
+    def receive(self) -> Any: ...
+    def hang_up(self) -> None: ...
+    def join(self, deadline: float) -> None: ...
+
+
+class Local:
+    """A share in this process; it works when it is asked for the answer."""
+
+    def __init__(self, share: "Share") -> None:
+        self.share = share
+
+    def send(self, command: str, *arguments: Any) -> None:
+        self.work = command, arguments
+
+    def receive(self) -> Any:
+        command, arguments = self.work
+        return getattr(self.share, command)(*arguments)
+
+    def hang_up(self) -> None:
+        self.share.close()
+
+    def join(self, deadline: float) -> None:
+        pass
+
+
+class Process:
+    """A share in a worker process. A step is one byte each way; all else is pickled behind such a byte."""
+
+    def __init__(self, label: str, memory: int, timeout: float) -> None:
+        self.label, self.doing = label, "start"
+        self.timeout = min(timeout, 1e6)  # poll counts milliseconds in 32 bits
+        read, self.commands = Pipe(duplex=False)
+        self.replies, write = Pipe(duplex=False)
+        ends = (read.fileno(), write.fileno())
+        self.process = subprocess.Popen(
+            # -P: else this file's folder would be on the path, and our metaworld.py would hide the package.
+            [sys.executable, "-P", __file__, str(os.getpid()), *map(str, ends), os.pathsep.join(sys.path)],
+            stdin=subprocess.DEVNULL,
+            pass_fds=(*ends, memory),
+            env=os.environ | ENVIRONMENT,
+            process_group=0,  # Ctrl-C in the terminal reaches the learner only, from the first instruction on
+        )
+        read.close()
+        write.close()
+        self.ready = select.poll()
+        self.ready.register(self.replies.fileno(), select.POLLIN)
+
+    def send(self, command: str, *arguments: Any) -> None:
+        self.doing = command
+        try:
+            if command == "step":
+                os.write(self.commands.fileno(), b"s")
+            else:
+                os.write(self.commands.fileno(), b"c")
+                self.commands.send((command, arguments))
+        except BrokenPipeError:
+            raise self._death() from None
+
+    def receive(self) -> Any:
+        if not self.ready.poll(self.timeout * 1000):
+            self.process.kill()
+            raise WorkerError(
+                f"{self.label} has not answered {self.doing!r} for {self.timeout:g} s and was killed; "
+                "if its work really takes that long, raise timeout"
+            )
+        kind = os.read(self.replies.fileno(), 1)
+        if kind == b".":
+            return None
+        try:
+            answer = self.replies.recv() if kind else None
+        except EOFError:
+            kind = b""
+        if not kind:
+            raise self._death()
+        if kind == b"!":
+            raise WorkerError(f"{self.label} failed in {self.doing!r}:\n\n{answer}")
+        return answer
+
+    def _death(self) -> WorkerError:
+        self.join(time.monotonic() + GRACE)
+        code = self.process.returncode
+        why = f" ({signal.Signals(-code).name})" if code < 0 else ""
+        hint = "; out of memory?" if code == -signal.SIGKILL else ""
+        return WorkerError(f"{self.label} died in {self.doing!r} with exit code {code}{why}{hint}")
+
+    def hang_up(self) -> None:
+        self.commands.close()
+        self.replies.close()
+
+    def join(self, deadline: float) -> None:
+        try:
+            self.process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def dismiss(workers: Sequence[Worker], owner: int) -> None:
+    """Let all workers go, at the latest after `GRACE` seconds; a forked copy of their owner does nothing."""
+    if os.getpid() == owner:
+        for worker in workers:
+            worker.hang_up()
+        deadline = time.monotonic() + GRACE
+        for worker in workers:
+            worker.join(deadline)
+
+
+def anonymous_memory() -> IO[bytes]:
+    """A file in memory without a name: it goes when its last user goes, so no crash can leave it behind."""
+    return open(os.memfd_create("sphere"), "w+b") if hasattr(os, "memfd_create") else tempfile.TemporaryFile()
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def serve(share: "Share", commands: Connection, replies: Connection) -> None:
+    """The worker's end of `Process`: obey until the pipe closes."""
+    read, write = commands.fileno(), replies.fileno()
+    try:
+        while kind := os.read(read, 1):
+            try:
+                if kind == b"s":
+                    share.step()
+                else:
+                    command, arguments = commands.recv()
+                    answer = getattr(share, command)(*arguments)
+            except BaseException:
+                kind, answer = b"!", traceback.format_exc()
+            if kind == b"s":
+                os.write(write, b".")
+            else:  # "c" or "!"
+                os.write(write, kind)
+                replies.send(answer)
+    except BrokenPipeError:
+        pass  # the learner has gone
+    finally:
+        share.close()
+
+
+def leave_with(parent: int) -> None:
+    """End this process when its parent is gone, even in the middle of a step.
+
+    The closed pipe says so first, unless a forked sibling of the learner still holds it open.
+    PR_SET_PDEATHSIG would not do: it fires when the parent's *thread* ends.
+    """
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(PARENT_CHECK)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def main() -> None:
+    """Arguments: the learner's process id, files of commands and replies, and the learner's `sys.path`."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent, read, write = map(int, sys.argv[1:4])
+    leave_with(parent)
+    sys.path[:] = sys.argv[4].split(os.pathsep)
+    # `import sphere` may bring jax, 300 MB and seconds. Workers need `sphere.envs` only: a bare package.
+    package = types.ModuleType("sphere")
+    package.__path__ = [str(Path(__file__).parents[1])]
+    sys.modules["sphere"] = package
+    from sphere.envs.batch import Share
+
+    serve(Share(), Connection(read, writable=False), Connection(write, readable=False))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""Networks by name: the settings of a trunk and the function that makes it."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import equinox as eqx
+import jax
+from jaxtyping import PRNGKeyArray
+
+from sphere.nets.mlp import MLP
+from sphere.nets.moe import Compute, MoE
+from sphere.nets.routers import DeepSeek, ExpertChoice, Soft, TopK
+
+Kind = Literal["mlp", "top-k", "dense", "deepseek", "soft", "expert-choice"]
+
+
+@dataclass(frozen=True)
+class NetConfig:
+    """A trunk: a plain MLP or a mixture of MLPs."""
+
+    kind: Kind = "top-k"
+    """mlp: one dense network; top-k, dense, deepseek, soft, expert-choice: mixtures, by router."""
+    width: int = 256
+    """Units of a hidden layer (of one expert; `deepseek` divides them by `split`)."""
+    depth: int = 3
+    """Hidden layers."""
+    activation: Literal["relu", "tanh"] = "relu"
+    layer_norm: bool = False
+    """LayerNorm after each hidden linear layer, before the activation, in experts and gate."""
+    experts: int = 10
+    """Number of experts E (of `deepseek`: before splitting)."""
+    top_k: int = 2
+    """Experts per sample K (of `deepseek`: before splitting)."""
+    temperature: float = 1.0
+    """Gate logits are divided by this."""
+    split: int = 2
+    """deepseek: each expert is split into this many of width / split."""
+    shared: int = 1
+    """deepseek: how many of the split experts are always on."""
+    tokens: int = 8
+    """soft: tokens that a state is projected into."""
+    token_size: int = 64
+    """soft: size of a token."""
+    capacity: float = 2.0
+    """expert-choice: experts that a sample meets on average."""
+    group_size: int = 64
+    """expert-choice: samples that an expert chooses among."""
+    compute: Compute = "auto"
+    """dense: every expert on every sample; grouped: only the chosen ones; auto: by size and device."""
+
+
+def build(config: NetConfig, inner: int, outer: int, *, key: PRNGKeyArray) -> MLP | MoE:
+    """A trunk from `inner` inputs to `outer` outputs. The gate of a mixture has the hidden shape of an expert."""
+    return _build(config, inner, outer, key)
+
+
+@eqx.filter_jit  # one compilation instead of one per initialiser and shape: a second instead of ten
+def _build(config: NetConfig, inner: int, outer: int, key: PRNGKeyArray) -> MLP | MoE:
+    c = config
+    shape: dict[str, Any] = {"depth": c.depth, "activation": c.activation, "layer_norm": c.layer_norm}
+    if c.kind == "mlp":
+        return MLP(inner, outer, c.width, **shape, key=key)
+    gate_key, expert_key = jax.random.split(key)
+
+    def gate(outputs: int) -> MLP:
+        return MLP(inner, outputs, c.width, **shape, key=gate_key)
+
+    width, number, expert_inner = c.width, c.experts, inner
+    router: TopK | DeepSeek | Soft | ExpertChoice
+    if c.kind == "top-k":
+        router = TopK(gate(number), c.top_k, c.temperature)
+    elif c.kind == "dense":
+        router = TopK(gate(number), number, c.temperature)
+    elif c.kind == "deepseek":
+        if c.width % c.split:
+            raise ValueError(f"width={c.width} cannot be split into {c.split}; use a multiple")
+        width, number = c.width // c.split, c.experts * c.split
+        if not c.shared < c.split * c.top_k:
+            raise ValueError(f"shared={c.shared} leaves no routed expert among split*top_k={c.split * c.top_k}")
+        router = DeepSeek(gate(number - c.shared), c.shared, c.split * c.top_k - c.shared, c.temperature)
+    elif c.kind == "soft":
+        router = Soft(inner, number, c.tokens, c.token_size, c.temperature, key=gate_key)
+        expert_inner = c.token_size
+    elif c.kind == "expert-choice":
+        router = ExpertChoice(gate(number), c.capacity, c.group_size, c.temperature)
+    else:
+        raise ValueError(f"network kind {c.kind!r} is not known; use one of {', '.join(Kind.__args__)}")
+    return MoE(router, number, expert_inner, outer, width, **shape, compute=c.compute, key=expert_key)
+
+
+def parameter_count(net: eqx.Module) -> int:
+    """Trainable numbers of a network; the gate temperature is not one."""
+    leaves = jax.tree_util.tree_leaves_with_path(net)
+    return sum(leaf.size for path, leaf in leaves if "temperature" not in jax.tree_util.keystr(path))
+
+
+def widened(config: NetConfig, inner: int, outer: int, factor: float) -> NetConfig:
+    """The same network with the smallest width that gives at least `factor` times its parameters, as in PPO(10x)."""
+
+    def count(width: int) -> int:
+        wider = dataclasses.replace(config, width=width)
+        return parameter_count(
+            eqx.filter_eval_shape(lambda key: build(wider, inner, outer, key=key), jax.random.key(0))
+        )
+
+    target = factor * count(config.width)
+    low, high = config.width, config.width
+    while count(high) < target:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if count(middle) < target else (low, middle)
+    return dataclasses.replace(config, width=high)

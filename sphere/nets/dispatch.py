@@ -1,0 +1,92 @@
+"""Two ways to bring samples to a bank of experts, with equal results.
+
+*Dense*: every expert sees every sample; the bank is [experts, n, ·]. Few, large products: best on a GPU with few experts.
+*Grouped*: tokens are sorted by expert into blocks of equal size, each block meets a copy of its expert's parameters, and
+work follows K and not E; the bank is [blocks, block, ·].
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+
+class Dispatch(NamedTuple):
+    """How values travel between the slots of the samples and the rows of the bank."""
+
+    enter: Callable[[Array], Array]
+    """Inputs to the bank: [n, d], the same for all slots, or [n, slots, d]."""
+    to_bank: Callable[[Array], Array]
+    """[n, slots, d] -> bank rows."""
+    to_slots: Callable[[Array], Array]
+    """Bank rows -> [n, slots, d]; for what entered once per sample, a view per slot."""
+    parameters: Callable[[Any], Any]
+    """The bank's parameters, from the experts'."""
+
+
+def dense(num_experts: int) -> Dispatch:
+    def to_slots(v: Array) -> Array:
+        if v.ndim == 2:  # the input of the first layer: one and the same for all experts
+            return jnp.broadcast_to(v[:, None], (v.shape[0], num_experts, v.shape[1]))
+        return jnp.moveaxis(v, 0, 1)
+
+    def to_bank(v: Array) -> Array:
+        return jnp.moveaxis(v, 1, 0)
+
+    return Dispatch(
+        enter=lambda x: to_bank(x) if x.ndim == 3 else x,
+        to_bank=to_bank,
+        to_slots=to_slots,
+        parameters=lambda p: p,
+    )
+
+
+def block_size(tokens: int, num_experts: int) -> int:
+    """A power of two near the tokens that an expert gets: padding stays below the work, products stay large."""
+    size = 1
+    while size < 32 and 2 * size * num_experts <= 2 * tokens:
+        size *= 2
+    return size
+
+
+def grouped(expert: Int[Array, "n slots"], num_experts: int, max_tokens: int) -> Dispatch:
+    """`expert` names the expert of each slot, `num_experts` for a slot that is not used; at most `max_tokens` are."""
+    n, slots = expert.shape
+    size = block_size(max_tokens, num_experts)
+    # Experts fill their last block only in part: at worst size - 1 rows are empty for each expert that has a token.
+    blocks = (max_tokens + (size - 1) * min(num_experts, max_tokens)) // size
+    owner = expert.reshape(-1)
+    member = jax.nn.one_hot(owner, num_experts, dtype=jnp.int32)  # [tokens, experts]
+    count = jnp.sum(member, axis=0, dtype=jnp.int32)
+    rank = jnp.sum(
+        (jnp.cumsum(member, axis=0, dtype=jnp.int32) - 1) * member, axis=1
+    )  # place among its expert's tokens
+    used_blocks = -(-count // size)
+    end = jnp.cumsum(used_blocks, dtype=jnp.int32)
+    begin = jnp.sum(member * (end - used_blocks)[None, :], axis=1)  # first block of the token's expert
+    row = jnp.where(owner < num_experts, begin * size + rank, blocks * size)
+    token = jnp.full(blocks * size, n * slots, jnp.int32)
+    token = token.at[row].set(jnp.arange(n * slots, dtype=jnp.int32), mode="drop")
+    block_expert = jnp.sum(end[None, :] <= jnp.arange(blocks, dtype=jnp.int32)[:, None], axis=1)
+    block_expert = jnp.minimum(block_expert, num_experts - 1)  # blocks left over hold zeros
+
+    def to_bank(v: Array) -> Array:
+        rows = jnp.take(v.reshape(n * slots, -1), token, axis=0, mode="fill", fill_value=0)
+        return rows.reshape(blocks, size, -1)
+
+    def to_slots(v: Array) -> Array:
+        rows = jnp.take(v.reshape(blocks * size, -1), row, axis=0, mode="fill", fill_value=0)
+        return rows.reshape(n, slots, -1)
+
+    def enter(x: Array) -> Array:
+        if x.ndim == 3:
+            return to_bank(x)
+        rows = jnp.take(x, token // slots, axis=0, mode="fill", fill_value=0)
+        return rows.reshape(blocks, size, -1)
+
+    def parameters(experts: Any) -> Any:
+        return jax.tree.map(lambda p: p[block_expert], experts)
+
+    return Dispatch(enter, to_bank, to_slots, parameters)

@@ -1,0 +1,111 @@
+"""Linear layers and the multilayer perceptron, alone or as a bank with a leading expert axis."""
+
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from sphere.nets.trace import Recorder, Trace
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"relu": jax.nn.relu, "tanh": jnp.tanh}
+
+
+class Linear(eqx.Module):
+    """y = x W + b. LeCun-normal kernel and zero bias, at outputs too, as in the released code (no orthogonal start)."""
+
+    kernel: Float[Array, "*bank inner outer"]
+    bias: Float[Array, "*bank outer"] | None
+
+    def __init__(self, inner: int, outer: int, *, bias: bool = True, key: PRNGKeyArray):
+        self.kernel = jax.nn.initializers.lecun_normal()(key, (inner, outer))
+        self.bias = jnp.zeros(outer) if bias else None
+
+    def __call__(self, x: Float[Array, "*batch n inner"]) -> Float[Array, "*batch2 n outer"]:
+        if self.kernel.ndim == 3 and self.kernel.shape[0] == 1:
+            # A bank of one is the plain layer: the same product, so that one expert equals the MLP bit for bit.
+            y = jnp.matmul(x[0] if x.ndim == 3 else x, self.kernel[0])[None]
+        else:
+            y = jnp.matmul(x, self.kernel)
+        return y if self.bias is None else y + self.bias[..., None, :]
+
+
+class LayerNorm(eqx.Module):
+    """y = scale * (x - mean) / sqrt(var + eps) + bias over the last axis."""
+
+    scale: Float[Array, "*bank width"]
+    bias: Float[Array, "*bank width"]
+
+    def __init__(self, width: int):
+        self.scale = jnp.ones(width)
+        self.bias = jnp.zeros(width)
+
+    @staticmethod
+    def normalise(x: Float[Array, "*batch width"]) -> Float[Array, "*batch width"]:
+        centred = x - jnp.mean(x, axis=-1, keepdims=True)
+        variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
+        return centred * jax.lax.rsqrt(variance + 1e-6)  # 1e-6: the reference networks' (flax) default
+
+    def affine(self, normal: Float[Array, "*batch n width"]) -> Float[Array, "*batch n width"]:
+        return self.scale[..., None, :] * normal + self.bias[..., None, :]
+
+
+class MLP(eqx.Module):
+    """`depth` hidden layers of `width` units and a linear head; optional LayerNorm between linear layer and activation."""
+
+    hidden: tuple[Linear, ...]
+    norms: tuple[LayerNorm, ...]
+    head: Linear
+    activation: str = eqx.field(static=True)
+
+    def __init__(
+        self,
+        inner: int,
+        outer: int,
+        width: int = 256,
+        depth: int = 3,
+        *,
+        activation: str = "relu",
+        layer_norm: bool = False,
+        key: PRNGKeyArray,
+    ):
+        if min(inner, outer, width, depth) < 1:
+            raise ValueError(f"sizes must be positive, not inner={inner}, outer={outer}, width={width}, depth={depth}")
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"activation {activation!r} is not known; use one of {', '.join(ACTIVATIONS)}")
+        sizes = [inner] + [width] * depth
+        keys = jax.random.split(key, depth + 1)
+        self.hidden = tuple(Linear(a, b, key=k) for a, b, k in zip(sizes[:-1], sizes[1:], keys[:-1], strict=True))
+        self.norms = tuple(LayerNorm(width) for _ in range(depth)) if layer_norm else ()
+        self.head = Linear(width, outer, key=keys[-1])
+        self.activation = activation
+
+    def forward(self, x: Array, record: Callable[[str, Array, Array, bool], Array]) -> tuple[Array, tuple[Array, ...]]:
+        """Output and the features after each hidden layer, for a plain MLP or, with a leading axis, for a bank of them."""
+        features = []
+        for i, layer in enumerate(self.hidden):
+            x = record("linear", x, layer(x), layer.bias is not None)
+            if self.norms:
+                normal = self.norms[i].normalise(x)
+                x = record("scale", normal, self.norms[i].affine(normal), True)
+            x = ACTIVATIONS[self.activation](x)
+            features.append(x)
+        return record("linear", x, self.head(x), self.head.bias is not None), tuple(features)
+
+    def __call__(
+        self, x: Float[Array, "n inner"], taps: tuple[Array, ...] | None = None
+    ) -> tuple[Float[Array, "n outer"], Trace]:
+        recorder = Recorder(taps)
+        output, features = self.forward(x, recorder.part("expert"))
+        n = x.shape[0]
+        return output, Trace(
+            hidden=tuple(f[:, None] for f in features),
+            weight=jnp.ones((n, 1), output.dtype),
+            expert=jnp.zeros((n, 1), jnp.int32),
+            expert_output=output[:, None],
+            layers=recorder.finish(),
+            routing=None,
+            num_experts=1,
+            aligned=True,
+        )

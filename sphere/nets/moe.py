@@ -1,0 +1,102 @@
+"""Mixture of Experts: a router and a bank of MLPs, each a full network with its own head; the outputs are mixed."""
+
+import dataclasses
+from typing import Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from sphere.nets import dispatch
+from sphere.nets.mlp import MLP
+from sphere.nets.routers import DeepSeek, ExpertChoice, Soft, TopK
+from sphere.nets.trace import Recorder, Trace
+
+Compute = Literal["auto", "dense", "grouped"]
+
+
+def pick_compute(num_experts: int, tokens: int, n: int, width: int) -> str:
+    """Dense unless it wastes more than the sorting costs (figures: docs/performance.md).
+
+    On a GPU the products at ten experts cost less than the launches of a sort, so it takes far more waste to group.
+    """
+    waste = num_experts * n / max(tokens, 1)
+    if jax.default_backend() == "cpu":
+        return "grouped" if waste >= 2.5 and n * num_experts * width >= 2**16 else "dense"
+    return "grouped" if waste >= 16 and n * num_experts * width >= 2**22 else "dense"
+
+
+class MoE(eqx.Module):
+    """output_i = sum over slots s of weight_is * expert_is(x_i)."""
+
+    router: TopK | DeepSeek | Soft | ExpertChoice
+    experts: MLP
+    """One module whose every leaf carries a leading expert axis."""
+    compute: Compute = eqx.field(static=True)
+
+    def __init__(
+        self,
+        router: TopK | DeepSeek | Soft | ExpertChoice,
+        num_experts: int,
+        inner: int,
+        outer: int,
+        width: int = 256,
+        depth: int = 3,
+        *,
+        activation: str = "relu",
+        layer_norm: bool = False,
+        compute: Compute = "auto",
+        key: PRNGKeyArray,
+    ):
+        if num_experts < 1:
+            raise ValueError(f"num_experts={num_experts}; a mixture needs at least one expert")
+
+        @eqx.filter_vmap
+        def experts(key: PRNGKeyArray) -> MLP:
+            return MLP(inner, outer, width, depth, activation=activation, layer_norm=layer_norm, key=key)
+
+        self.router, self.compute = router, compute
+        self.experts = experts(jax.random.split(key, num_experts))
+
+    @property
+    def num_experts(self) -> int:
+        return self.experts.head.kernel.shape[-3]
+
+    def with_compute(self, compute: Compute) -> "MoE":
+        """The same network, its experts computed in another way."""
+        other = object.__new__(type(self))
+        for field in dataclasses.fields(self):
+            object.__setattr__(other, field.name, getattr(self, field.name))
+        object.__setattr__(other, "compute", compute)
+        return other
+
+    def __call__(
+        self, x: Float[Array, "n inner"], taps: tuple[Array, ...] | None = None
+    ) -> tuple[Float[Array, "n outer"], Trace]:
+        recorder = Recorder(taps)
+        weight, expert, inputs, routing, aligned, tokens = self.router(x, recorder)
+        how: str = self.compute
+        if how == "auto":
+            how = pick_compute(self.num_experts, tokens, x.shape[0], self.experts.head.kernel.shape[-2])
+        if how == "dense" or self.num_experts == 1:  # one expert has nothing to group, and equals the MLP bit for bit
+            route = dispatch.dense(self.num_experts)
+            weight, aligned = routing.gate, True
+            expert = jnp.broadcast_to(jnp.arange(self.num_experts), weight.shape)
+        else:
+            route = dispatch.grouped(expert, self.num_experts, tokens)
+        owner = None if aligned else expert
+        record = recorder.part("expert", owner, route.to_slots, route.to_bank)
+        rows, hidden = route.parameters(self.experts).forward(route.enter(inputs), record)
+        expert_output = route.to_slots(rows)
+        trace = Trace(
+            hidden=tuple(route.to_slots(h) for h in hidden),
+            weight=weight,
+            expert=expert,
+            expert_output=expert_output,
+            layers=recorder.finish(),
+            routing=routing,
+            num_experts=self.num_experts,
+            aligned=aligned,
+        )
+        return jnp.einsum("ns,nso->no", weight, expert_output), trace

@@ -1,0 +1,219 @@
+"""The empirical neural tangent kernel K = J J^T of a network, exact from layer factors, or estimated for any function.
+
+A layer's gradient is an outer product g a^T, so its share of K needs no Jacobian:
+K_ij = sum over layers and over slots that met the same parameters of (a_i . a_j + 1) (g_i . g_j).
+The scalar output per sample is the sum of the network's outputs; the log standard deviation of a policy is left out.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float, PRNGKeyArray
+
+from sphere.checks import checked, finite
+from sphere.nets.heads import TwinQ
+from sphere.nets.moe import MoE
+from sphere.nets.routers import ExpertChoice
+from sphere.nets.trace import Layer, expert_signals, output_signals
+from sphere.spectrum import effective_rank_spsd
+
+
+class Factor(eqx.Module):
+    """A layer with its backprop signals: everything about its share of the NTK."""
+
+    layer: Layer
+    signal: Float[Array, "n slots outer"]
+
+
+def _states(name: str, value: Any) -> Array:
+    return finite(name, value, 2)
+
+
+def _trunks(net: Any) -> list[Any]:
+    """The networks whose parameters make up the NTK: a head's trunk, both of a pair, or the network itself."""
+    if isinstance(net, TwinQ):
+        return [net.first, net.second]
+    return [getattr(net, "trunk", net)]
+
+
+def _chunk(net: Any, n: int, batch_size: int | None) -> int:
+    if batch_size is None or batch_size >= n:
+        return n
+    if batch_size < 1:
+        raise ValueError(f"batch_size={batch_size}; use 1 or more, or None for all samples at once")
+    router = getattr(net, "router", None)
+    if isinstance(router, ExpertChoice):  # a group of samples is routed together and must stay together
+        return -(-batch_size // router.group_size) * router.group_size
+    return batch_size
+
+
+def factors(net: Callable, x: Float[Array, "n obs"], batch_size: int | None = None) -> tuple[Factor, ...]:
+    """Inputs and signals of every layer of one trunk; `batch_size` bounds the samples per pass, not the result."""
+    chunk = _chunk(net, x.shape[0], batch_size)
+    parts = []
+    for start in range(0, x.shape[0], chunk):
+        states = x[start : start + chunk]
+        parts.append((net(states)[1].layers, output_signals(net, states)))
+    layers, signals = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts) if len(parts) > 1 else parts[0]
+    return tuple(Factor(layer, signal) for layer, signal in zip(layers, signals, strict=True))
+
+
+def layer_gram(factor: Factor) -> Float[Array, "n n"]:
+    """One layer's share of K: J_l J_l^T."""
+    a, g, layer = factor.layer.input, factor.signal, factor.layer
+    n, slots = g.shape[:2]
+    if layer.kind == "scale":  # y = scale * a + bias, entry by entry: the gradients are g * a and g
+        if layer.owner is None:
+            return jnp.einsum("nsd,msd->nm", a * g, a * g) + jnp.einsum("nsd,msd->nm", g, g)
+        flat = [v.reshape(n * slots, -1) for v in (a * g, g)]
+        products = flat[0] @ flat[0].T + flat[1] @ flat[1].T
+    else:
+        if layer.owner is None:
+            inner = jnp.einsum("nsd,msd->snm", a, a) + layer.bias
+            return jnp.sum(inner * jnp.einsum("nsd,msd->snm", g, g), axis=0)
+        flat = [v.reshape(n * slots, -1) for v in (a, g)]
+        products = (flat[0] @ flat[0].T + layer.bias) * (flat[1] @ flat[1].T)
+    owner = layer.owner.reshape(-1)
+    products = jnp.where(owner[:, None] == owner[None, :], products, 0)
+    return jnp.sum(products.reshape(n, slots, n, slots), axis=(1, 3))
+
+
+class Blocks(NamedTuple):
+    """K by parameter group: K = gate + expert. A dense network has no gate part."""
+
+    gate: Float[Array, "n n"]
+    expert: Float[Array, "n n"]
+
+
+def blocks(net: Callable, x: Float[Array, "n obs"], batch_size: int | None = None) -> Blocks:
+    """J_gate J_gate^T and J_expert J_expert^T; with `sphere.bounds` they give the gate-expert coupling."""
+    zero = jnp.zeros((x.shape[0], x.shape[0]), x.dtype)
+    sums = {"gate": zero, "expert": zero}
+    for trunk in _trunks(net):
+        for factor in factors(trunk, x, batch_size):
+            sums[factor.layer.part] = sums[factor.layer.part] + layer_gram(factor)
+    return Blocks(**sums)
+
+
+class KroneckerFactors(NamedTuple):
+    """Of one expert layer: A = phi^T phi / N and G = psi^T psi / N after the last two axes are flattened."""
+
+    phi: Float[Array, "n experts inner"]  # gate-weighted inputs h_e a_e, bias column left out
+    psi: Float[Array, "n experts outer"]  # each expert's own signal d m_e / d z_e, not weighted
+
+
+def kronecker_factors(net: Any, x: Float[Array, "n obs"]) -> tuple[KroneckerFactors, ...]:
+    """The factors of A_(l-1) and G_l for every expert layer; all experts on all samples, chosen or not, as the paper
+    defines them."""
+    trunk = getattr(net, "trunk", net)
+    if isinstance(trunk, MoE):
+        trunk = trunk.with_compute("dense")
+    trace = trunk(x)[1]
+    layers = [layer for layer in trace.layers if layer.part == "expert"]
+    return tuple(
+        KroneckerFactors(trace.weight[:, :, None] * layer.input, signal)
+        for layer, signal in zip(layers, expert_signals(trunk, x), strict=True)
+        if layer.kind == "linear"
+    )
+
+
+@checked(x=_states)
+def gram(net: Callable, x: Float[Array, "n obs"], batch_size: int | None = None) -> Float[Array, "n n"]:
+    """K = J J^T of a network from `sphere.nets` (a trunk, an actor, a value, a pair of Q functions) on states x [n, obs].
+
+    Exact, without the Jacobian. For a pair of Q functions x holds [observation, action].
+    """
+    both = blocks(net, x, batch_size)
+    return both.gate + both.expert
+
+
+def effective_rank(net: Callable, x: Float[Array, "n obs"], batch_size: int | None = None) -> Float[Array, ""]:
+    """r_e(K), spectral plasticity: in how many directions an update can move the outputs on these states."""
+    return effective_rank_spsd(gram(net, x, batch_size))
+
+
+class Estimate(NamedTuple):
+    value: Float[Array, ""]
+    standard_error: Float[Array, ""]
+
+
+def lanczos(multiply: Callable[[Array], Array], start: Float[Array, " n"], depth: int) -> Float[Array, "depth depth"]:
+    """T = Q^T K Q, tridiagonal, Q an orthonormal basis of span(v, K v, K^2 v, ...) from the unit vector v.
+
+    Each vector is made orthogonal to all before it, twice. Where the space is used up (K has fewer distinct eigenvalues
+    than `depth`) the rest of T is zero and has no part in e_1^T f(T) e_1 for f(0) = 0.
+    """
+
+    def step(carry: tuple[Array, Array, Array], i: Array) -> tuple[tuple[Array, Array, Array], tuple[Array, Array]]:
+        basis, q, scale = carry
+        basis = basis.at[i].set(q)
+        w = multiply(q)
+        alpha = jnp.vdot(q, w)
+        scale = jnp.maximum(scale, jnp.linalg.norm(w))
+        for _ in range(2):
+            w = w - basis.T @ (basis @ w)
+        beta = jnp.linalg.norm(w)
+        ended = beta <= 10 * jnp.finfo(w.dtype).eps * start.size**0.5 * scale
+        beta = jnp.where(ended, 0.0, beta)
+        q = jnp.where(ended, 0.0, w / jnp.where(ended, 1.0, beta))
+        return (basis, q, scale), (alpha, beta)
+
+    empty = jnp.zeros((depth, start.size), start.dtype)
+    _, (alpha, beta) = jax.lax.scan(step, (empty, start, jnp.zeros((), start.dtype)), jnp.arange(depth))
+    return jnp.diag(alpha) + jnp.diag(beta[:-1], 1) + jnp.diag(beta[:-1], -1)
+
+
+@checked(x=_states)
+def slq_effective_rank(
+    fn: Callable[[Any, Array], Array],
+    params: Any,
+    x: Float[Array, "n obs"],
+    key: PRNGKeyArray,
+    probes: int = 32,
+    depth: int = 32,
+    distribution: str = "gaussian",
+) -> Estimate:
+    """r_e(K) of any differentiable function by stochastic Lanczos quadrature, the paper's estimator.
+
+    `fn(params, x)` gives [n] or [n, d]; outputs are summed over d. K v = J (J^T v) by one reverse and one forward pass.
+    With T the mean of z^T K z and F that of z^T K log K z over probes z, log r_e = log T - F / T; the standard error
+    is that of this ratio to first order.
+    """
+    if distribution not in ("gaussian", "rademacher"):
+        raise ValueError(f"distribution {distribution!r} is not known; use gaussian or rademacher")
+    if probes < 2:
+        raise ValueError(f"probes={probes}: a standard error needs at least 2")
+    n = x.shape[0]
+    depth = min(depth, n)
+
+    def scalar(params: Any) -> Float[Array, " n"]:
+        return jnp.sum(fn(params, x).reshape(n, -1), axis=1)
+
+    _, pull = jax.vjp(scalar, params)
+
+    def multiply(v: Float[Array, " n"]) -> Float[Array, " n"]:
+        return jax.jvp(scalar, (params,), pull(v))[1]
+
+    def quadrature(z: Float[Array, " n"]) -> tuple[Array, Array]:
+        """z^T K z and z^T K log K z."""
+        length = jnp.linalg.norm(z)
+        value, vector = jnp.linalg.eigh(lanczos(multiply, z / length, depth))
+        tiny = jnp.finfo(value.dtype).eps * n * jnp.max(jnp.abs(value))
+        value = jnp.where(value > tiny, value, 0.0)
+        weight = length**2 * jnp.square(vector[0])
+        log = jnp.log(jnp.where(value > 0, value, 1.0))
+        return jnp.sum(weight * value), jnp.sum(weight * value * log)
+
+    draw = jax.random.normal if distribution == "gaussian" else jax.random.rademacher
+    z = draw(key, (probes, n)).astype(x.dtype)
+    traces, entropies = jax.lax.map(quadrature, z, batch_size=min(probes, 8))  # eight gradients in memory at a time
+    trace, entropy = jnp.mean(traces), jnp.mean(entropies)
+    alive = trace > 0
+    safe = jnp.where(alive, trace, 1.0)
+    rank = jnp.where(alive, jnp.exp(jnp.log(safe) - entropy / safe), 0.0)
+    slope = traces / safe - (entropies - entropy * traces / safe) / safe
+    return Estimate(rank, rank * jnp.std(slope, ddof=1) / jnp.sqrt(probes))

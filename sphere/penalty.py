@@ -1,0 +1,222 @@
+"""The SPHERE penalty: how far the Gram matrix of the gate-weighted expert features is from a multiple of the identity.
+
+A penalty needs three numbers of A = Phi^T Phi / N [m, m]: its trace, its squared Frobenius norm and m. Three routes give
+them, and the cheapest is taken: the feature Gram (m small), the sample Gram (N small), and the routed Gram, which looks
+only at the N*K tokens that were routed and whose cost does not depend on the number of experts.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Float, Int
+
+from sphere.checks import checked, finite, known, nonzero
+
+
+class Gram(NamedTuple):
+    """What a penalty needs to know of an SPSD matrix A."""
+
+    trace: Float[Array, ""]
+    square: Float[Array, ""]  # ||A||_F^2
+    size: int  # m
+
+
+def anisotropy(gram: Gram) -> Float[Array, ""]:
+    """||A - (tr(A) / m) I||_F^2 = ||A||_F^2 - tr(A)^2 / m: the SPHERE penalty."""
+    return gram.square - gram.trace**2 / gram.size
+
+
+def fixed_scale(gram: Gram, alpha: float | Array) -> Float[Array, ""]:
+    """||A - alpha I||_F^2 = ||A||_F^2 - 2 alpha tr(A) + alpha^2 m: a target scale that does not follow the batch."""
+    return gram.square - 2 * alpha * gram.trace + alpha**2 * gram.size
+
+
+def scale_free(gram: Gram) -> Float[Array, ""]:
+    """||A / (tr(A) / m) - I||_F^2 / m = m ||A||_F^2 / tr(A)^2 - 1; 0 for A = 0.
+
+    It does not change when A is scaled, so its gradient cannot be followed by shrinking the features.
+    """
+    dead = gram.trace <= 0
+    trace = jnp.where(dead, 1.0, gram.trace)
+    return jnp.where(dead, 0.0, gram.size * gram.square / trace**2 - 1)
+
+
+def gram(phi: Float[Array, "n m"]) -> Gram:
+    """Of A = Phi^T Phi / N, by the smaller of the feature Gram [m, m] and the sample Gram [N, N]."""
+    n, m = phi.shape
+    a = (phi.T @ phi if m <= n else phi @ phi.T) / n
+    return Gram(jnp.trace(a), jnp.sum(a * a), m)
+
+
+def routed_gram(
+    features: Float[Array, "n k width"], experts: Int[Array, "n k"], num_experts: int, route: str = "auto"
+) -> Gram:
+    """Of the same A, from the routed tokens alone: row i of Phi holds features[i, k] in the block of experts[i, k].
+
+    N (Phi Phi^T / N)_ij = sum over k, k' of [experts_ik = experts_jk'] features_ik . features_jk'. Slots that name an expert
+    outside 0 .. num_experts - 1 count as empty.
+    """
+    n, k, width = features.shape
+    if route == "auto":
+        # multiplications; for many slots per sample the blocks of the dense Phi are the cheaper way to skip zeros
+        cost = {
+            "routed": (n * k) ** 2 * width,
+            "dense": n * num_experts * width * min(n, num_experts * width),
+        }
+        route = min(cost, key=lambda name: cost[name])
+    if route == "dense":
+        return gram(spread(features, experts, num_experts).reshape(n, -1))
+    used = (experts >= 0) & (experts < num_experts)
+    tokens = jnp.where(used[:, :, None], features, 0).reshape(n * k, width)
+    owner = experts.reshape(n * k)
+    products = jnp.where(owner[:, None] == owner[None, :], tokens @ tokens.T, 0)
+    a = jnp.sum(products.reshape(n, k, n, k), axis=(1, 3)) / n
+    return Gram(jnp.trace(a), jnp.sum(a * a), num_experts * width)
+
+
+def spread(
+    features: Float[Array, "n k width"], experts: Int[Array, "n k"], num_experts: int
+) -> Float[Array, "n experts width"]:
+    """Features by expert, zeros where an expert was not chosen: Phi before it is flattened."""
+    rows = jnp.arange(features.shape[0])[:, None]
+    empty = jnp.zeros((features.shape[0], num_experts, features.shape[2]), features.dtype)
+    return empty.at[rows, experts].add(features, mode="drop")
+
+
+def block_squares(phi: Float[Array, "n experts width"]) -> Float[Array, "experts experts"]:
+    """||A_ee'||_F^2 for every pair of experts, A_ee' = Phi_e^T Phi_e' / N; by sample or feature Gram, the cheaper."""
+    n, experts, width = phi.shape
+    if n * (width + experts) < experts * width**2:
+        samples = jnp.einsum("neh,meh->enm", phi, phi).reshape(experts, n * n) / n
+        return samples @ samples.T
+    return jnp.sum(jnp.square(jnp.einsum("neh,nfk->efhk", phi, phi) / n), axis=(2, 3))
+
+
+def kronecker_gram(a: Gram, g: Gram) -> Gram:
+    """Of A kron G: traces, squared norms and sizes multiply."""
+    return Gram(a.trace * g.trace, a.square * g.square, a.size * g.size)
+
+
+def khatri_rao_gram(phi: Float[Array, "n experts width"], psi: Float[Array, "n experts outer"]) -> Gram:
+    """Of the block Khatri-Rao product A * G with blocks A_ee' kron G_ee', never formed:
+    tr = sum_e tr(A_ee) tr(G_ee), ||.||_F^2 = sum_ee' ||A_ee'||_F^2 ||G_ee'||_F^2."""
+    n, experts, width = phi.shape
+    traces = [jnp.sum(jnp.square(v), axis=(0, 2)) / n for v in (phi, psi)]
+    square = jnp.sum(block_squares(phi) * block_squares(psi))
+    return Gram(jnp.sum(traces[0] * traces[1]), square, experts * width * psi.shape[2])
+
+
+def per_expert(phi: Float[Array, "n experts width"]) -> Float[Array, ""]:
+    """sum_e ||A_ee - (tr(A_ee) / d) I||_F^2: each expert by itself, cross-expert blocks ignored."""
+    stats = jax.vmap(lambda rows: gram(rows)[:2], in_axes=1)(phi)
+    return jnp.sum(stats[1] - stats[0] ** 2 / phi.shape[2])
+
+
+def _tokens_fit(arguments: Mapping[str, Any]) -> None:
+    features, experts, number = (arguments[name] for name in ("features", "experts", "num_experts"))
+    if number < 1 or features.shape[1] > number:
+        raise ValueError(
+            f"features have {features.shape[1]} chosen experts per sample and num_experts is {number}, "
+            "wanted at most as many as there are; pass [n, k, width] with k <= num_experts"
+        )
+    if np.shape(experts) != features.shape[:2]:
+        raise ValueError(
+            f"experts has shape {np.shape(experts)}, wanted {features.shape[:2]}, the first two axes of features; "
+            "pass the index of each chosen expert"
+        )
+    if known(experts) and not (np.min(experts) >= 0 and np.max(experts) < number):
+        raise ValueError(
+            f"experts holds numbers from {np.min(experts)} to {np.max(experts)}, wanted 0 to {number - 1}; "
+            "pass indices, as jax.lax.top_k gives them"
+        )
+
+
+def _nonzero(dimensions: int) -> Callable[[str, Any], Array]:
+    def check(name: str, value: Any) -> Array:
+        array = finite(name, value, dimensions)
+        nonzero(name, value)
+        return array
+
+    return check
+
+
+@checked(phi=_nonzero(2))
+def sphere_penalty(phi: Float[Array, "n m"]) -> Float[Array, ""]:
+    """||A - (tr(A)/m) I||_F^2 with A = phi^T phi / n, for phi [n samples, m features].
+
+    For a Mixture of Experts phi holds, side by side, the features of every expert times its gate weight, zeros for an expert
+    that was not chosen; for a dense network, the last hidden features. Zero features have penalty 0 (outside jit they
+    are refused: they mean a dead network).
+    """
+    return anisotropy(gram(phi))
+
+
+@checked(_tokens_fit, features=_nonzero(3))
+def routed_penalty(
+    features: Float[Array, "n k width"], experts: Int[Array, "n k"], num_experts: int
+) -> Float[Array, ""]:
+    """The same penalty from the chosen experts alone, at a cost that does not depend on how many there are.
+
+    `features[i, j]` are the features of sample i's j-th chosen expert times its gate weight, `experts[i, j]` says which
+    expert that is (0 to num_experts - 1).
+    """
+    return anisotropy(routed_gram(features, experts, num_experts))
+
+
+# The coefficient of the penalty -----------------------------------------------------------------------------------------
+
+
+class Penalised(NamedTuple):
+    """Values at the parameters before the step."""
+
+    loss: Float[Array, ""]
+    penalty: Float[Array, ""]
+    coefficient: Float[Array, ""]  # lambda in L = L_task + lambda * L_penalty
+    aux: Any
+
+
+def global_norm(tree: Any) -> Float[Array, ""]:
+    """sqrt(sum of squares + 1e-8) over all leaves. 1e-8 inside the root: the released code's, so that 0 has a gradient."""
+    return jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(tree)) + 1e-8)
+
+
+def penalised_value_and_grad(
+    function: Callable[..., tuple[Array, Array, Any]], coefficient: str = "gradient-norm"
+) -> Callable[..., tuple[Penalised, Any]]:
+    """Gradient of task loss + lambda * penalty, where lambda follows `rho` in one of three ways:
+
+    - `gradient-norm` (the paper's default): lambda = rho * ||grad task|| / (||grad penalty|| + 1e-8)
+    - `loss-ratio`: lambda = rho * |task| / (penalty + 1e-8)
+    - `fixed`: lambda = rho
+
+    `function(params, *args)` returns (task loss, penalty, aux); the result is called as `(params, rho, *args)` and returns
+    (values, gradient). `rho` may be traced and of any sign; 0 gives the task's gradient bit for bit.
+
+    There is one forward pass. Where lambda is known from the values, one backward pass follows; `gradient-norm` needs both
+    gradients, each by a backward pass of its own: one pass with two stacked cotangents multiplies other shapes and so
+    rounds the task's gradient differently.
+    """
+    if coefficient not in ("gradient-norm", "loss-ratio", "fixed"):
+        raise ValueError(f"coefficient {coefficient!r} is not known; use gradient-norm, loss-ratio or fixed")
+
+    def value_and_grad(params: Any, rho: Any, *args: Any) -> tuple[Penalised, Any]:
+        def both(params: Any) -> tuple[tuple[Array, Array], Any]:
+            loss, penalty, aux = function(params, *args)
+            return (loss, penalty), aux
+
+        (loss, penalty), pull, aux = jax.vjp(both, params, has_aux=True)
+        one, zero = jnp.ones_like(loss), jnp.zeros_like(loss)
+        if coefficient == "gradient-norm":
+            (task,), (extra,) = pull((one, zero)), pull((zero, one))
+            weight = rho * global_norm(task) / (global_norm(extra) + 1e-8)
+            grad = jax.tree.map(lambda t, e: jnp.where(rho == 0, t, t + weight * e), task, extra)
+        else:
+            weight = rho * (jnp.abs(loss) / (penalty + 1e-8) if coefficient == "loss-ratio" else one)
+            (grad,) = pull((one, weight))
+        return Penalised(loss, penalty, weight, aux), grad
+
+    return value_and_grad

@@ -1,0 +1,1 @@
+"""The shell around training: records, checkpoints, and the loop that writes them."""

@@ -1,0 +1,311 @@
+"""A run directory: what was asked, where it ran, and every number it produced, as plain JSON.
+
+    config.json        the settings
+    environment.json   versions, commit, device
+    metrics.jsonl      a line per event: step, task, task_index, wall, then name -> number
+    episodes.jsonl     a line per evaluation episode
+    lock               held by the one process that may write; names it
+
+Exact resume: a checkpoint stores `positions()`, the length of each .jsonl file at that moment. A resumed run
+cuts the files back to them with `truncate` and writes what came after again. So the record of a killed run
+equals that of an undisturbed one, wall-clock times aside, and a line torn by the kill never stays.
+
+JSON has no NaN and no infinity. They are written as the strings "nan", "inf" and "-inf", not as null: a loss
+that overflowed and one that was 0/0 are different faults. The readers turn them back into floats.
+"""
+
+import dataclasses
+import fcntl
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+METRICS, EPISODES = "metrics.jsonl", "episodes.jsonl"
+EVENT_FIELDS = ("step", "task", "task_index", "wall")
+EPISODE_FIELDS = (
+    "step",
+    "task",
+    "kind",
+    "seed",
+    "episode",
+    "return",
+    "length",
+    "success_once",
+    "success_at_end",
+)
+PACKAGES = ("sphere-rl", "jax", "jaxlib", "equinox", "optax", "numpy", "mujoco", "metaworld", "gymnasium")
+NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+class RunDirectory:
+    """The writer of one run directory, and the holder of its lock.
+
+    A line goes to the operating system at once (2 microseconds), so a killed process loses none of them.
+    Only `positions` waits for the disk.
+    """
+
+    def __init__(self, path: Path, lock: IO[str]):
+        self.path = path
+        self._lock = lock
+        self._files: dict[str, IO[bytes]] = {}
+
+    @classmethod
+    def create(cls, path: Path, config: Any, environment: Mapping[str, Any]) -> "RunDirectory":
+        """Start a run in `path`, which must not hold one. `config` is a dataclass or a mapping."""
+        path.mkdir(parents=True, exist_ok=True)
+        run = cls(path, lock_directory(path))
+        try:
+            # An empty record is what a process killed in here leaves behind; it holds nothing to lose.
+            files = [path / name for name in ("config.json", METRICS, EPISODES)]
+            if written := [file.name for file in files if file.exists() and file.stat().st_size]:
+                raise FileExistsError(
+                    f"{path} already holds a run ({', '.join(written)}); "
+                    "continue it with --resume, or start another one with a different --out"
+                )
+            run.truncate({})
+            write_json(path / "environment.json", environment)
+            write_json(path / "config.json", config)  # last: from here on there is a run to resume
+            _sync_directory(path.parent)
+        except BaseException:
+            run.close()
+            raise
+        return run
+
+    @classmethod
+    def resume(cls, path: Path) -> "RunDirectory":
+        """Open the run in `path`. Call `truncate` with the checkpoint's positions before the first event."""
+        if not (path / "config.json").is_file():
+            raise FileNotFoundError(f"{path} holds no run (no config.json); start one without --resume")
+        return cls(path, lock_directory(path))
+
+    def truncate(self, positions: Mapping[str, int]) -> None:
+        """Cut the records back to the `positions()` of a checkpoint, to go on from there; `{}`: the start."""
+        if unknown := set(positions) - {METRICS, EPISODES}:
+            raise ValueError(f"positions name {sorted(unknown)}; the records are {METRICS} and {EPISODES}")
+        self._close_files()
+        lengths = {self.path / name: positions.get(name, 0) for name in (METRICS, EPISODES)}
+        for path, length in lengths.items():  # all of them before any is cut
+            _check_line_end(path, length)
+        for path, length in lengths.items():
+            file = self._files[path.name] = path.open("ab")
+            file.truncate(length)
+            os.fsync(file.fileno())
+        _sync_directory(self.path)
+
+    def positions(self) -> dict[str, int]:
+        """The length of each record, all of it on disk. Call it before saving the checkpoint that has it."""
+        files = {name: self._file(name) for name in (METRICS, EPISODES)}
+        for file in files.values():
+            os.fsync(file.fileno())
+        return {name: os.fstat(file.fileno()).st_size for name, file in files.items()}
+
+    def event(
+        self, step: int, values: Mapping[str, Any], *, task: str, task_index: int, wall: float | None = None
+    ) -> None:
+        """Append to metrics.jsonl. Fetch values from the device first, in one go; here it is one by one."""
+        if taken := [name for name in values if name in EVENT_FIELDS]:
+            raise ValueError(f"metrics named {taken}: the event itself has fields of these names, use others")
+        wall = time.time() if wall is None else wall
+        line = {"step": step, "task": task, "task_index": task_index, "wall": wall}
+        self._append(METRICS, line | {name: _number(name, value) for name, value in values.items()})
+
+    def episode(self, fields: Mapping[str, Any]) -> None:
+        """Append to episodes.jsonl: all of EPISODE_FIELDS, and more if wanted."""
+        if missing := [name for name in EPISODE_FIELDS if name not in fields]:
+            raise ValueError(f"an episode came without {missing}; it needs {', '.join(EPISODE_FIELDS)}")
+        self._append(EPISODES, fields)
+
+    def close(self) -> None:
+        """Release the files and the lock."""
+        self._close_files()
+        self._lock.close()
+
+    def _append(self, name: str, line: Mapping[str, Any]) -> None:
+        file = self._file(name)
+        file.write(json.dumps(plain(line), allow_nan=False).encode() + b"\n")
+        file.flush()
+
+    def _file(self, name: str) -> IO[bytes]:
+        if name not in self._files:
+            raise RuntimeError(f"{self.path} is closed, or was resumed without truncate(positions)")
+        return self._files[name]
+
+    def _close_files(self) -> None:
+        while self._files:
+            self._files.popitem()[1].close()
+
+
+def _check_line_end(path: Path, length: int) -> None:
+    if length == 0:
+        return
+    with path.open("rb") as file:
+        file.seek(length - 1)
+        if file.read(1) != b"\n":
+            raise ValueError(
+                f"{path} has {path.stat().st_size} bytes and no line that ends at byte {length}, where the "
+                "checkpoint was taken; bring the original file back, or start again with a different --out"
+            )
+
+
+def lock_directory(directory: Path) -> IO[str]:
+    """Be the only writer of `directory` until the returned file is closed or this process dies, in any way.
+
+    The lock file stays: removing it would let two processes hold locks on two files of one name.
+    """
+    file = (directory / "lock").open("a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        holder = file.read().strip() or "pid unknown, it is just starting"
+        file.close()
+        raise RuntimeError(
+            f"another process writes to {directory} ({holder}); wait for it, stop it, or use another --out"
+        ) from None
+    file.truncate(0)
+    file.write(f"pid {os.getpid()} on {socket.gethostname()}\n")
+    file.flush()
+    return file
+
+
+@contextmanager
+def atomic_write(path: Path) -> Iterator[IO[bytes]]:
+    """A file that appears under its name complete and on disk, or not at all. A kill may leave a .partial."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        with partial.open("w+b") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    _sync_directory(path.parent)
+
+
+def _sync_directory(directory: Path) -> None:
+    """Make the names in `directory` durable; fsync of the files does not."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """`value` as indented JSON, atomically."""
+    with atomic_write(path) as file:
+        file.write(json.dumps(plain(value), indent=2, allow_nan=False).encode() + b"\n")
+
+
+def plain(value: Any) -> Any:
+    """`value` as what strict JSON can hold: dataclasses become objects, arrays of one element numbers."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else str(float(value))
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, Path):
+        return str(value)
+    if dataclasses.is_dataclass(value):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if getattr(value, "size", None) == 1:  # numpy and jax scalars
+        scalar = np.asarray(value).reshape(())[()]
+        if isinstance(scalar, np.float32 | np.float16):
+            return plain(float(str(scalar)))  # 0.1, not 0.10000000149011612: the shortest with the same bits
+        return plain(float(scalar) if isinstance(scalar, np.floating) else scalar.item())
+    raise TypeError(f"cannot write {value!r:.80} ({type(value).__name__}) as JSON; give numbers, strings, lists")
+
+
+def _number(name: str, value: Any) -> Any:
+    number = plain(value)
+    if isinstance(value, str | Path) or not (isinstance(number, bool | int | float) or number in tuple(NON_FINITE)):
+        raise TypeError(f"metric {name!r} is {value!r:.80}; a metric is one number")
+    return number
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """The settings as written (an infinite one is still the string "inf")."""
+    return json.loads((directory / "config.json").read_bytes())
+
+
+def read_events(directory: Path) -> list[dict[str, Any]]:
+    """All complete lines of metrics.jsonl."""
+    return [_restore(line, line.keys() - set(EVENT_FIELDS)) for line in _read_lines(directory / METRICS)]
+
+
+def read_episodes(directory: Path) -> list[dict[str, Any]]:
+    """All complete lines of episodes.jsonl."""
+    return [_restore(line, {"return"}) for line in _read_lines(directory / EPISODES)]
+
+
+def _restore(line: dict[str, Any], numbers: set[str]) -> dict[str, Any]:
+    return {k: NON_FINITE.get(v, v) if k in numbers and isinstance(v, str) else v for k, v in line.items()}
+
+
+def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
+                return  # torn by a kill, or being written right now
+            try:
+                value = json.loads(line)
+            except ValueError as error:
+                raise ValueError(f"{path}, line {number} is not JSON ({error}); edited or damaged?") from None
+            if not isinstance(value, dict):
+                raise ValueError(f"{path}, line {number} is {line[:60]!r}, wanted an object; edited?")
+            yield value
+
+
+def describe_environment() -> dict[str, Any]:
+    """What a result can depend on besides its settings, for environment.json. Starts jax's backend."""
+    import jax  # only this function needs it, and it takes a second to import
+
+    devices = jax.devices()
+    return {
+        "python": platform.python_version(),
+        "versions": {name: version for name in PACKAGES if (version := _version(name))},
+        "git": _git(Path(__file__).resolve().parents[2]),
+        "device": {"kind": devices[0].device_kind, "platform": devices[0].platform, "count": len(devices)},
+        "matmul_precision": jax.config.jax_default_matmul_precision,  # type: ignore[attr-defined]
+        "x64": jax.config.jax_enable_x64,  # type: ignore[attr-defined]
+        "cpus": os.cpu_count(),
+        "platform": platform.platform(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _git(root: Path) -> dict[str, Any] | None:
+    """The commit of the checkout at `root`; None if it is none, or a folder inside somebody else's."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=20).stdout.strip()
+
+    try:
+        if Path(git("rev-parse", "--show-toplevel")) != root:
+            return None
+        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -1,0 +1,128 @@
+"""Networks small enough for brute force, one per router, and a plain numpy statement of each."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sphere.nets import NetConfig, build
+
+KINDS = ("mlp", "top-k", "dense", "deepseek", "soft", "expert-choice")
+MIXTURES = KINDS[1:]
+OBS, ACT = 7, 3
+
+
+def config(kind: str, **settings) -> NetConfig:
+    small = {"width": 16, "depth": 2, "experts": 5, "top_k": 2, "tokens": 3, "token_size": 6, "group_size": 8}
+    return NetConfig(kind=kind, **{**small, **settings})
+
+
+def network(kind: str, seed: int = 0, **settings):
+    """Random in every leaf, biases and LayerNorm included, so that each counts. Filled by numpy: nothing to compile."""
+    shapes = eqx.filter_eval_shape(lambda key: build(config(kind, **settings), OBS, ACT, key=key), jax.random.key(0))
+    rng = np.random.default_rng(seed)
+
+    def fill(path, leaf):
+        name = jax.tree_util.keystr(path)
+        if "temperature" in name:
+            return jnp.asarray(settings.get("temperature", 1.0), leaf.dtype)
+        scale = leaf.shape[-2] ** -0.5 if "kernel" in name else 0.1
+        return jnp.asarray(scale * rng.normal(size=leaf.shape) + ("scale" in name), leaf.dtype)
+
+    return jax.tree_util.tree_map_with_path(fill, shapes)
+
+
+@eqx.filter_jit
+def forward(net, x):
+    return net(x)
+
+
+def states(n: int = 20, seed: int = 1):
+    return jax.random.normal(jax.random.key(seed), (n, OBS))
+
+
+def flat_jacobian(net, x):
+    """J [n, P] of the summed outputs, materialised."""
+    params, static = eqx.partition(net, eqx.is_inexact_array)
+    jacobian = jax.jacrev(lambda p: eqx.combine(p, static)(x)[0].sum(axis=1))(params)
+    return np.concatenate([np.asarray(leaf).reshape(x.shape[0], -1) for leaf in jax.tree.leaves(jacobian)], axis=1)
+
+
+# Plain numpy, one sample and one expert at a time, from the papers' formulas. -------------------------------------------
+
+
+def np_softmax(v):
+    e = np.exp(v - np.max(v))
+    return e / e.sum()
+
+
+def np_mlp(mlp, x, expert=None):
+    """Output and last hidden features of one input vector; `expert` picks one of a bank."""
+
+    def pick(leaf):
+        leaf = np.asarray(leaf)
+        return leaf if expert is None else leaf[expert]
+
+    activation = {"relu": lambda v: np.maximum(v, 0), "tanh": np.tanh}[mlp.activation]
+    for i, layer in enumerate(mlp.hidden):
+        x = x @ pick(layer.kernel) + pick(layer.bias)
+        if mlp.norms:
+            norm = mlp.norms[i]
+            x = (x - x.mean()) / np.sqrt(x.var() + 1e-6) * pick(norm.scale) + pick(norm.bias)
+        x = activation(x)
+    return x @ pick(mlp.head.kernel) + pick(mlp.head.bias), x
+
+
+def np_gate(kind, net, x):
+    """Weight of every expert for every sample [n, E], from the definition of each router."""
+    n, experts = len(x), net.num_experts
+    router = net.router
+    tau = float(router.temperature)
+    gate = np.zeros((n, experts))
+    if kind == "soft":
+        return np.stack([np_soft(router, row)[1] for row in x])
+    probability = np.stack([np_softmax(np_mlp(router.gate, row)[0] / tau) for row in x])
+    if kind in ("top-k", "dense"):
+        for i in range(n):
+            logits = np_mlp(router.gate, x[i])[0] / tau
+            best = sorted(range(experts), key=lambda e: -logits[e])[: router.top_k]
+            gate[i, best] = np_softmax(logits[best])
+    elif kind == "deepseek":
+        gate[:, : router.shared] = 1
+        for i in range(n):
+            best = sorted(range(experts - router.shared), key=lambda e: -probability[i, e])[: router.top_k]
+            gate[i, [router.shared + e for e in best]] = probability[i, best]
+    elif kind == "expert-choice":
+        for start in range(0, n, router.group_size):
+            rows = range(start, min(start + router.group_size, n))
+            take = int(np.ceil(router.capacity * len(rows) / experts))
+            for e in range(experts):
+                for i in sorted(rows, key=lambda i: -probability[i, e])[:take]:
+                    gate[i, e] = probability[i, e]
+    return gate
+
+
+def np_soft(router, row):
+    """Inputs of the experts [E, d] and their weights [E] for one state."""
+    flat = row @ np.asarray(router.tokenise.kernel) + np.asarray(router.tokenise.bias)
+    tokens = flat.reshape(router.tokens, -1)
+    logits = tokens @ np.asarray(router.slots.kernel) / float(router.temperature)
+    dispatch = np.stack([np_softmax(logits[:, e]) for e in range(logits.shape[1])], axis=1)
+    combine = np.stack([np_softmax(logits[t]) for t in range(router.tokens)])
+    return dispatch.T @ tokens, combine.mean(axis=0)
+
+
+def np_forward(kind, net, x):
+    """Outputs [n, out] and gate-weighted last features Phi [n, E, width]."""
+    x = np.asarray(x)
+    if kind == "mlp":
+        pairs = [np_mlp(net, row) for row in x]
+        return np.stack([p[0] for p in pairs]), np.stack([p[1] for p in pairs])[:, None]
+    gate = np_gate(kind, net, x)
+    outputs, phi = [], []
+    for i, row in enumerate(x):
+        inputs = np_soft(net.router, row)[0] if kind == "soft" else [row] * net.num_experts
+        pairs = [np_mlp(net.experts, inputs[e], e) for e in range(net.num_experts)]
+        outputs.append(sum(gate[i, e] * pairs[e][0] for e in range(net.num_experts)))
+        phi.append(np.stack([gate[i, e] * pairs[e][1] for e in range(net.num_experts)]))
+    return np.stack(outputs), np.stack(phi)

@@ -1,0 +1,155 @@
+"""The exact NTK against the materialised Jacobian, its parts and factors, and the stochastic estimate against it."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from networks import ACT, KINDS, OBS, config, flat_jacobian, network, states
+
+import sphere
+from sphere import ntk
+from sphere.nets import GaussianActor, TwinQ, Value, build
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+
+def rank_of(k):
+    p = np.linalg.eigvalsh(k)
+    p = p[p > 0] / p.sum()
+    return np.exp(-np.sum(p * np.log(p)))
+
+
+@pytest.mark.parametrize(("layer_norm", "compute"), [(False, "dense"), (True, "grouped")])
+@pytest.mark.parametrize("kind", KINDS)
+def test_gram_equals_the_materialised_jacobian(kind, layer_norm, compute):
+    net, x = network(kind, layer_norm=layer_norm, compute=compute, temperature=0.8), states()
+    jacobian = flat_jacobian(net, x)
+    got = eqx.filter_jit(ntk.gram)(net, x)
+    np.testing.assert_allclose(got, jacobian @ jacobian.T, atol=1e-10, rtol=1e-10)
+    np.testing.assert_allclose(eqx.filter_jit(ntk.effective_rank)(net, x), rank_of(jacobian @ jacobian.T), rtol=1e-10)
+
+
+@pytest.mark.parametrize("kind", ["top-k", "expert-choice"])
+def test_batched_evaluation_gives_the_same_numbers(kind):
+    net, x = network(kind), states(29)
+    whole = eqx.filter_jit(ntk.gram)(net, x)
+    for size in (3, 8, 28, 1000):
+        np.testing.assert_allclose(eqx.filter_jit(ntk.gram)(net, x, batch_size=size), whole, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["mlp", "top-k", "soft"])
+def test_gate_and_expert_blocks(kind):
+    net, x = network(kind), states()
+    split = eqx.filter_jit(ntk.blocks)(net, x)
+    params, static = eqx.partition(net, eqx.is_inexact_array)
+    jacobian = jax.jacrev(lambda p: eqx.combine(p, static)(x)[0].sum(axis=1))(params)
+
+    def outer(tree):
+        flat = np.concatenate([np.asarray(leaf).reshape(len(x), -1) for leaf in jax.tree.leaves(tree)], axis=1)
+        return flat @ flat.T
+
+    want = (np.zeros((20, 20)), outer(jacobian)) if kind == "mlp" else (outer(jacobian.router), outer(jacobian.experts))
+    np.testing.assert_allclose(split.gate, want[0], atol=1e-10)
+    np.testing.assert_allclose(split.expert, want[1], atol=1e-10)
+
+
+@pytest.mark.parametrize("compute", ["dense", "grouped"])
+def test_kronecker_factors_rebuild_the_expert_share(compute):
+    """K_l = sum_e (phi_ie . phi_je + h_ie h_je) (psi_ie . psi_je): Eq. moe-exact-same-layer seen from the samples."""
+    net, x = network("top-k", compute=compute), states()
+    factors = eqx.filter_jit(ntk.kronecker_factors)(net, x)
+    gate = np.asarray(eqx.filter_jit(net)(x)[1].routing.gate)
+    total = np.zeros((20, 20))
+    for phi, psi in factors:
+        inner = np.einsum("neh,meh->enm", phi, phi) + np.einsum("ne,me->enm", gate, gate)
+        total += np.sum(inner * np.einsum("neh,meh->enm", psi, psi), axis=0)
+    np.testing.assert_allclose(total, eqx.filter_jit(ntk.blocks)(net, x).expert, atol=1e-10)
+    assert len(factors) == 3
+
+
+def test_heads_and_pairs():
+    x = states()
+    actor = GaussianActor(network("top-k"), ACT)
+    gram = eqx.filter_jit(ntk.gram)
+    np.testing.assert_array_equal(gram(actor, x), gram(actor.trunk, x))  # log_std is left out
+    value = Value(network("top-k"))
+    np.testing.assert_array_equal(gram(value, x), gram(value.trunk, x))
+    twin = TwinQ(lambda key: build(config("mlp"), OBS, 1, key=key), key=jax.random.key(0))
+    np.testing.assert_allclose(gram(twin, x), gram(twin.first, x) + gram(twin.second, x), atol=1e-12)
+
+
+def test_one_expert_has_the_kernel_of_the_mlp():
+    moe, x = network("top-k", experts=1, top_k=1), states()
+    mlp = jax.tree.map(lambda leaf: leaf[0], moe.experts)
+    np.testing.assert_allclose(eqx.filter_jit(ntk.gram)(moe, x), eqx.filter_jit(ntk.gram)(mlp, x), atol=1e-12)
+    np.testing.assert_array_equal(eqx.filter_jit(ntk.blocks)(moe, x).gate, 0)
+
+
+@pytest.mark.parametrize("distribution", ["gaussian", "rademacher"])
+def test_slq_is_within_three_standard_errors_of_exact(distribution):
+    net, x = network("top-k"), states(40)
+    params, static = eqx.partition(net, eqx.is_inexact_array)
+    exact = float(eqx.filter_jit(ntk.effective_rank)(net, x))
+
+    @jax.jit
+    def estimate(key):
+        return ntk.slq_effective_rank(
+            lambda p, x: eqx.combine(p, static)(x)[0],
+            params,
+            x,
+            key,
+            probes=64,
+            depth=40,
+            distribution=distribution,
+        )
+
+    runs = [estimate(jax.random.key(seed)) for seed in range(20)]
+    errors = np.array([(run.value - exact) / run.standard_error for run in runs])
+    assert np.all(np.abs(errors) < 4)
+    assert np.sum(np.abs(errors) < 3) >= 19
+    # the error bars are neither too wide nor too narrow: standardised errors have a spread of about one
+    assert 0.5 < np.sqrt(np.mean(errors**2)) < 1.7
+
+
+def test_slq_of_a_rank_deficient_kernel_and_of_any_function():
+    """A linear function: K = X X^T, of rank 3 here, so Lanczos ends before its depth."""
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.normal(size=(30, 3)))
+    estimate = ntk.slq_effective_rank(lambda p, x: x @ p, jnp.zeros(3), x, jax.random.key(0), probes=200, depth=20)
+    exact = rank_of(np.asarray(x @ x.T))
+    assert 0 < float(estimate.standard_error) < 0.25
+    assert abs(float(estimate.value) - exact) < 3 * float(estimate.standard_error)
+
+
+def test_float32_is_good_enough_to_log():
+    with jax.enable_x64(False):
+        net, x = network("top-k"), states(64)
+        single = float(eqx.filter_jit(ntk.effective_rank)(net, x))
+    double = float(eqx.filter_jit(ntk.effective_rank)(network("top-k"), jnp.asarray(np.asarray(x), jnp.float64)))
+    np.testing.assert_allclose(single, double, rtol=2e-3)
+
+
+def slq(**settings):
+    return ntk.slq_effective_rank(lambda p, x: x @ p, jnp.zeros(OBS), states(), jax.random.key(0), **settings)
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda net: ntk.gram(net, jnp.zeros((0, OBS))), "empty"),
+        (lambda net: ntk.gram(net, jnp.zeros(OBS)), "wanted one matrix"),
+        (lambda net: ntk.gram(net, jnp.full((2, OBS), jnp.inf)), "NaN or infinite"),
+        (lambda net: ntk.gram(net, states(), batch_size=0), "use 1 or more"),
+        (lambda net: slq(probes=1), "at least 2"),
+        (lambda net: slq(distribution="u"), "rademacher"),
+    ],
+)
+def test_bad_input_is_answered_with_a_sentence(call, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        call(network("mlp"))
+
+
+def test_public_names():
+    assert sphere.ntk.gram is ntk.gram
+    assert {"effective_rank", "sphere_penalty", "routed_penalty", "ntk"} <= set(sphere.__all__)

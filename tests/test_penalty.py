@@ -1,0 +1,348 @@
+"""The penalty against the materialised Gram matrix, its routes against each other, its variants against formed matrices."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from networks import forward, network, np_forward, states
+
+import sphere
+from sphere import penalty as penalties
+from sphere.nets import expert_signals
+from sphere.penalty import Gram, penalised_value_and_grad, routed_gram, scale_free
+from sphere.variants import ALL_EXPERTS, VARIANTS, PenaltyConfig, penalty
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+
+def brute(phi):
+    """||A - tr(A)/m I||_F^2 from A itself."""
+    phi = np.asarray(phi)
+    a = phi.T @ phi / len(phi)
+    return np.sum((a - np.trace(a) / len(a) * np.eye(len(a))) ** 2)
+
+
+def brute_gradient(phi):
+    """(4/N) Phi (A - tr(A)/m I), from dL/dA = 2 (A - tr(A)/m I) and A = Phi^T Phi / N."""
+    phi = np.asarray(phi)
+    a = phi.T @ phi / len(phi)
+    return 4 / len(phi) * phi @ (a - np.trace(a) / len(a) * np.eye(len(a)))
+
+
+def routed(n, k, width, num_experts, seed, unused=()):
+    """Random tokens; ties of experts within the batch are certain, `unused` experts never appear."""
+    rng = np.random.default_rng(seed)
+    allowed = [e for e in range(num_experts) if e not in unused]
+    experts = np.stack([rng.choice(allowed, size=k, replace=False) for _ in range(n)])
+    return rng.normal(size=(n, k, width)), experts
+
+
+def materialise(features, experts, num_experts):
+    n, k, width = features.shape
+    phi = np.zeros((n, num_experts, width))
+    for i in range(n):
+        for j in range(k):
+            phi[i, experts[i, j]] += features[i, j]
+    return phi.reshape(n, -1)
+
+
+@pytest.mark.parametrize("shape", [(30, 8), (8, 30), (1, 5), (9, 9)])
+def test_penalty_and_gradient_equal_those_of_the_materialised_gram(shape):
+    phi = np.random.default_rng(0).normal(size=shape)
+    value, gradient = jax.value_and_grad(sphere.sphere_penalty)(jnp.asarray(phi))
+    np.testing.assert_allclose(value, brute(phi), rtol=1e-10, atol=1e-10)
+    np.testing.assert_allclose(gradient, brute_gradient(phi), rtol=1e-10, atol=1e-10)
+
+
+def test_gradient_by_finite_differences():
+    phi = np.random.default_rng(1).normal(size=(6, 5))
+    gradient = jax.grad(sphere.sphere_penalty)(jnp.asarray(phi))
+    for i, j in [(0, 0), (3, 2), (5, 4)]:
+        step = np.zeros_like(phi)
+        step[i, j] = 1e-6
+        difference = (brute(phi + step) - brute(phi - step)) / 2e-6
+        np.testing.assert_allclose(gradient[i, j], difference, rtol=1e-7)
+
+
+@pytest.mark.parametrize("num_experts", [1, 4, 10, 64])
+def test_three_routes_agree_with_ties_and_unused_experts(num_experts):
+    k = min(2, num_experts)
+    unused = (0, num_experts - 1) if num_experts >= 4 else ()
+    features, experts = routed(24, k, 6, num_experts, seed=num_experts, unused=unused)
+    want = brute(materialise(features, experts, num_experts))
+    want_gradient = brute_gradient(materialise(features, experts, num_experts)).reshape(24, num_experts, 6)
+    f, e = jnp.asarray(features), jnp.asarray(experts)
+    for route in ("routed", "dense", "auto"):
+
+        def value(f, route=route):
+            return penalties.anisotropy(routed_gram(f, e, num_experts, route))
+
+        got, gradient = jax.jit(jax.value_and_grad(value))(f)
+        np.testing.assert_allclose(got, want, rtol=1e-10)
+        np.testing.assert_allclose(gradient, np.take_along_axis(want_gradient, experts[:, :, None], 1), atol=1e-10)
+    np.testing.assert_allclose(sphere.routed_penalty(f, e, num_experts), want, rtol=1e-10)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 9), st.integers(1, 6), st.integers(1, 4), st.integers(0, 10**6))
+def test_routed_gram_on_random_shapes(n, num_experts, width, seed):
+    k = 1 + seed % num_experts
+    features, experts = routed(n, k, width, num_experts, seed)
+    with jax.enable_x64(True):
+        got = routed_gram(jnp.asarray(features), jnp.asarray(experts), num_experts, "routed")
+    phi = materialise(features, experts, num_experts)
+    a = phi.T @ phi / n
+    np.testing.assert_allclose(got.trace, np.trace(a), rtol=1e-10)
+    np.testing.assert_allclose(got.square, np.sum(a * a), rtol=1e-10)
+    assert got.size == len(a)
+
+
+def test_the_routed_route_never_builds_phi_and_does_not_grow_with_the_number_of_experts():
+    f, e = jnp.zeros((8, 2, 4)), jnp.zeros((8, 2), int)
+    programs = [
+        str(jax.make_jaxpr(lambda f, e, n=n: penalties.anisotropy(routed_gram(f, e, n)))(f, e)) for n in (100, 100_000)
+    ]
+    assert len(programs[0]) == pytest.approx(len(programs[1]), abs=40)
+    assert "400000" not in programs[1].replace("400000.0", "")  # m itself is a number in it, no array has that size
+
+
+# Variants -----------------------------------------------------------------------------------------------------------------
+
+
+def kron_blocks(a, g, experts):
+    """Block Khatri-Rao product, formed."""
+    a = a.reshape(experts, -1, experts, a.shape[0] // experts)
+    g = g.reshape(experts, -1, experts, g.shape[0] // experts)
+    rows = [np.concatenate([np.kron(a[e, :, f], g[e, :, f]) for f in range(experts)], axis=1) for e in range(experts)]
+    return np.concatenate(rows)
+
+
+def anisotropy_of(matrix):
+    return np.sum((matrix - np.trace(matrix) / len(matrix) * np.eye(len(matrix))) ** 2)
+
+
+def numeric_expert_signal(net, x, step=1e-6):
+    """d m_e / d z_e at the last hidden pre-activation, by moving its bias: one expert, one unit at a time."""
+    experts, width = net.experts.hidden[-1].bias.shape
+    psi = np.zeros((len(x), experts, width))
+    outputs = eqx.filter_jit(lambda net: jnp.sum(net(x)[1].expert_output, axis=2))
+    for unit in range(width):  # experts do not see each other: the same unit of all of them at once
+
+        def moved(sign, unit=unit):
+            return eqx.tree_at(
+                lambda m: m.experts.hidden[-1].bias,
+                net,
+                net.experts.hidden[-1].bias.at[:, unit].add(sign * step),
+            )
+
+        psi[:, :, unit] = (outputs(moved(1)) - outputs(moved(-1))) / (2 * step)
+    return psi
+
+
+@pytest.fixture(scope="module")
+def case():
+    with jax.enable_x64(True):
+        net, x = network("top-k", width=4, experts=3, compute="dense"), states(12)
+        trace = forward(net, x)[1]
+        phi = [np.asarray(trace.weight)[:, :, None] * np.asarray(h) for h in trace.hidden]
+        return net, x, trace, phi, numeric_expert_signal(net, x)
+
+
+def second_moment(blocks):
+    flat = np.asarray(blocks).reshape(len(blocks), -1)
+    return flat.T @ flat / len(flat)
+
+
+def expected(variant, case):
+    """Each variant from formed matrices."""
+    net, x, trace, phi, psi = case
+    a, g = second_moment(phi[-1]), second_moment(psi)
+    features = np.asarray(trace.features)
+    if variant == "layer-entropy":
+        # shares of the trace of J^T J by layer, from the materialised Jacobian; bias belongs to its layer
+        params, static = eqx.partition(net, eqx.is_inexact_array)
+        jacobian = jax.jacrev(lambda p: eqx.combine(p, static)(x)[0].sum(axis=1))(params)
+
+        def share(linear):
+            return sum(float(jnp.sum(leaf**2)) for leaf in jax.tree.leaves(linear))
+
+        gate = [share(layer) for layer in (*jacobian.router.gate.hidden, jacobian.router.gate.head)]
+        expert = [share(layer) for layer in (*jacobian.experts.hidden, jacobian.experts.head)]
+        alpha = np.array(expert) / (sum(gate) + sum(expert))
+        return anisotropy_of(a) + 0.5 * np.sum(alpha * np.log(alpha))
+    return {
+        "last": lambda: anisotropy_of(a),
+        "scale-free": lambda: np.sum((a / (np.trace(a) / len(a)) - np.eye(len(a))) ** 2) / len(a),
+        "fixed-scale": lambda: np.sum((a - 2.0 * np.eye(len(a))) ** 2),
+        "all-layers": lambda: sum(anisotropy_of(second_moment(p)) for p in phi),
+        "joint-layers": lambda: brute(np.concatenate([p.reshape(len(p), -1) for p in phi], axis=1)),
+        "per-expert": lambda: sum(brute(phi[-1][:, e]) for e in range(3)),
+        "unweighted": lambda: brute(features.reshape(len(features), -1)),
+        "gate": lambda: brute(trace.routing.gate),
+        "gradient": lambda: anisotropy_of(g),
+        "feature+gradient": lambda: anisotropy_of(a) + anisotropy_of(g),
+        "kronecker": lambda: anisotropy_of(np.kron(a, g)),
+        "khatri-rao": lambda: anisotropy_of(kron_blocks(a, g, 3)),
+    }[variant]()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_variant_equals_its_formed_matrix(variant, case):
+    net, x, *_ = case
+    config = PenaltyConfig(variant=variant, target_scale=2.0, entropy_weight=0.5)
+    got = eqx.filter_jit(lambda net: penalty(config, net, x, net(x)[1]))(net)
+    tolerance = (
+        1e-6 if variant in ("gradient", "feature+gradient", "kronecker", "khatri-rao") else 1e-10
+    )  # psi: differences
+    np.testing.assert_allclose(got, expected(variant, case), rtol=tolerance)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_variant_has_the_gradient_of_its_value(variant, case):
+    net, x, *_ = case
+    config = PenaltyConfig(variant=variant, target_scale=2.0)
+    params, static = eqx.partition(net, eqx.is_inexact_array)
+
+    def value(params):
+        net = eqx.combine(params, static)
+        return penalty(config, net, x, net(x)[1])
+
+    rng = np.random.default_rng(3)
+    direction = jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape)) * (p.ndim > 0), params)
+    evaluate = jax.jit(lambda size: value(jax.tree.map(lambda p, d: p + size * d, params, direction)))
+    difference = (evaluate(1e-6) - evaluate(-1e-6)) / 2e-6
+    gradient = jax.jit(jax.grad(value))(params)
+    along = sum(jnp.sum(g * d) for g, d in zip(jax.tree.leaves(gradient), jax.tree.leaves(direction), strict=True))
+    np.testing.assert_allclose(along, difference, rtol=1e-5, atol=1e-9)
+
+
+def test_expert_signals_against_differences(case):
+    net, x, _, _, psi = case
+    np.testing.assert_allclose(eqx.filter_jit(expert_signals)(net, x)[-2], psi, atol=1e-8)
+
+
+@pytest.mark.parametrize("kind", ["mlp", "top-k", "deepseek", "soft", "expert-choice"])
+def test_the_penalty_of_any_network_is_that_of_its_phi(kind):
+    net, x = network(kind, compute="grouped"), states()
+    phi = np_forward(kind, net, x)[1].reshape(len(x), -1)
+    got = eqx.filter_jit(lambda net: penalty(PenaltyConfig(), net, x, net(x)[1]))(net)
+    np.testing.assert_allclose(got, brute(phi), rtol=1e-10)
+
+
+def test_scale_free_form_cannot_be_followed_by_shrinking():
+    phi = jnp.asarray(np.random.default_rng(0).normal(size=(10, 6)))
+    gradient = jax.grad(lambda phi: scale_free(penalties.gram(phi)))(phi)
+    assert float(jnp.linalg.norm(gradient)) > 1e-3
+    assert abs(float(jnp.sum(gradient * phi))) < 1e-12  # orthogonal to scaling
+    paper = jax.grad(sphere.sphere_penalty)(phi)
+    assert float(jnp.sum(paper * phi)) > 1e-3  # the paper's form is not: shrinking lowers it
+    np.testing.assert_allclose(scale_free(penalties.gram(7.0 * phi)), scale_free(penalties.gram(phi)), rtol=1e-12)
+
+
+# Coefficient --------------------------------------------------------------------------------------------------------------
+
+
+def two_losses(params, x):
+    hidden = jnp.tanh(x @ params["w"])
+    return jnp.mean(hidden @ params["v"]), penalties.anisotropy(penalties.gram(hidden)), hidden
+
+
+def problem():
+    rng = np.random.default_rng(0)
+    params = {"w": jnp.asarray(rng.normal(size=(4, 6))), "v": jnp.asarray(rng.normal(size=6))}
+    return params, jnp.asarray(rng.normal(size=(9, 4)))
+
+
+@pytest.mark.parametrize("rho", [0.3, -0.2])
+@pytest.mark.parametrize("mode", ["gradient-norm", "loss-ratio", "fixed"])
+def test_coefficient_modes(mode, rho):
+    params, x = problem()
+    values, got = jax.jit(penalised_value_and_grad(two_losses, mode))(params, rho, x)
+    task, extra = (jax.grad(lambda p, i=i: two_losses(p, x)[i])(params) for i in range(2))
+    norms = [np.sqrt(sum(np.sum(np.square(leaf)) for leaf in g.values()) + 1e-8) for g in (task, extra)]
+    loss, size, hidden = two_losses(params, x)
+    want = {
+        "gradient-norm": rho * norms[0] / (norms[1] + 1e-8),
+        "loss-ratio": rho * abs(loss) / (size + 1e-8),
+        "fixed": rho,
+    }[mode]
+    np.testing.assert_allclose(values.coefficient, want, rtol=1e-12)
+    for name in params:
+        np.testing.assert_allclose(got[name], task[name] + want * extra[name], rtol=1e-10)
+    np.testing.assert_allclose([values.loss, values.penalty], [loss, size], rtol=1e-12)
+    np.testing.assert_allclose(values.aux, hidden, rtol=1e-12)
+
+
+@pytest.mark.parametrize("mode", ["gradient-norm", "loss-ratio", "fixed"])
+def test_rho_zero_changes_nothing_bit_for_bit(mode):
+    """In float32, as in training, against the plain gradient of the task loss, for the actor that is trained."""
+    with jax.enable_x64(False):
+        net, x = network("top-k", width=32), states(64)
+        assert x.dtype == jnp.float32
+        params, static = eqx.partition(net, eqx.is_inexact_array)
+
+        def losses(params):
+            net = eqx.combine(params, static)
+            output, trace = net(x)
+            return jnp.mean(jnp.sin(output)), penalty(PenaltyConfig(), net, x, trace), None
+
+        _, got = jax.jit(penalised_value_and_grad(losses, mode))(params, jnp.float32(0))
+        plain = jax.jit(jax.grad(lambda params: losses(params)[0]))(params)
+        for with_penalty, without in zip(jax.tree.leaves(got), jax.tree.leaves(plain), strict=True):
+            np.testing.assert_array_equal(with_penalty, without)
+
+
+def test_rho_is_a_traced_scalar_of_a_fleet():
+    params, x = problem()
+    rhos = jnp.array([0.0, 0.1, -0.1])
+    step = penalised_value_and_grad(two_losses)
+    together = jax.vmap(lambda rho: step(params, rho, x)[1]["w"])(rhos)
+    for i, rho in enumerate(rhos):
+        np.testing.assert_allclose(together[i], step(params, rho, x)[1]["w"], rtol=1e-12)
+
+
+# Errors and edge values -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: sphere.sphere_penalty(jnp.zeros((3, 4))), "all zeros"),
+        (lambda: sphere.sphere_penalty(jnp.zeros((0, 4))), "empty"),
+        (lambda: sphere.sphere_penalty(jnp.ones(4)), "wanted one matrix"),
+        (lambda: sphere.sphere_penalty(jnp.array([[1.0, jnp.nan]])), "1 NaN or infinite"),
+        (lambda: sphere.routed_penalty(jnp.ones((3, 2, 4)), jnp.zeros((3, 2), int), 1), "num_experts is 1"),
+        (lambda: sphere.routed_penalty(jnp.ones((3, 2, 4)), jnp.zeros((3, 1), int), 4), r"wanted \(3, 2\)"),
+        (lambda: sphere.routed_penalty(jnp.ones((3, 2, 4)), jnp.full((3, 2), 4), 4), "wanted 0 to 3"),
+        (lambda: sphere.routed_penalty(jnp.ones((3, 2)), jnp.zeros((3, 2), int), 4), "three dimensions"),
+        (lambda: penalised_value_and_grad(two_losses, "norm"), "use gradient-norm, loss-ratio or fixed"),
+    ],
+)
+def test_bad_input_is_answered_with_a_sentence(call, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        call()
+
+
+def test_inside_jit_zero_features_have_penalty_and_gradient_zero():
+    zeros = jnp.zeros((5, 3))
+    for form in (sphere.sphere_penalty, lambda phi: scale_free(penalties.gram(phi))):
+        value, gradient = jax.jit(jax.value_and_grad(form))(zeros)
+        assert float(value) == 0
+        np.testing.assert_array_equal(gradient, 0)
+    assert float(scale_free(Gram(jnp.zeros(()), jnp.zeros(()), 3))) == 0
+
+
+def test_variants_that_do_not_apply_are_refused():
+    x = states()
+    sparse = network("top-k", compute="grouped")
+    trace = forward(sparse, x)[1]
+    for variant in ALL_EXPERTS:
+        with pytest.raises(ValueError, match="compute='dense'"):
+            penalty(PenaltyConfig(variant=variant), sparse, x, trace)
+    dense = network("mlp")
+    plain = forward(dense, x)[1]
+    with pytest.raises(ValueError, match="needs a gate"):
+        penalty(PenaltyConfig(variant="gate"), dense, x, plain)

@@ -1,0 +1,264 @@
+"""Everything that can go wrong with a pool: failing, killed and hung processes on both sides, and misuse."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from walk import Walk, alive, children, gone, play
+
+from sphere.envs.pool import Pool, WorkerError
+
+
+@pytest.fixture(autouse=True)
+def no_orphans():
+    before = children(os.getpid())
+    yield
+    gc.collect()
+    assert children(os.getpid()) <= before
+
+
+@pytest.fixture
+def pool():
+    with Pool(Walk, "walk", 3, seeds=(5, 6), workers=0) as pool:
+        yield pool
+
+
+@pytest.mark.parametrize(
+    ("trouble", "sentences"),
+    [
+        (
+            "step",
+            [
+                "worker 0 of 2 (environments 0 to 2) failed in 'step'",
+                "ZeroDivisionError: the robot fell apart",
+            ],
+        ),
+        ("exit", ["worker 0 of 2", "died in 'step' with exit code 3"]),
+        ("hang", ["worker 0 of 2", "has not answered 'step' for 0.7 s and was killed", "raise timeout"]),
+    ],
+)
+def test_a_failing_worker_is_a_clean_error(trouble, sentences):
+    pool = Pool(Walk, "walk", 6, workers=2, settings={"trouble": trouble}, timeout=30)
+    workers = [worker.process for worker in pool._workers]
+    pool.reset()
+    for worker in pool._workers:
+        worker.timeout = 0.7 if trouble == "hang" else 30
+    with pytest.raises(WorkerError) as error:
+        list(play(pool))
+    assert all(sentence in str(error.value) for sentence in sentences)
+    assert ("in step" in str(error.value)) == (trouble == "step")  # the traceback names file and line
+    assert pool.closed
+    assert all(worker.returncode is not None for worker in workers)
+    with pytest.raises(RuntimeError, match="reset came to a pool that is closed; make a new one"):
+        pool.reset()
+
+
+def test_a_failing_start_leaves_no_process():
+    with pytest.raises(WorkerError, match=r"failed in 'begin':[^$]*OSError: no model file"):
+        Pool(Walk, "walk", 4, workers=2, settings={"trouble": "begin"})
+
+
+def test_a_failure_in_this_process_is_itself_and_closes_the_pool():
+    pool = Pool(Walk, "walk", 4, workers=0, settings={"trouble": "step"})
+    pool.reset()
+    with pytest.raises(ZeroDivisionError, match="the robot fell apart"):
+        list(play(pool))
+    assert pool.closed
+
+
+@pytest.mark.parametrize("during_step", [False, True])
+def test_a_killed_worker_is_named(during_step):
+    with Pool(Walk, "walk", 4, workers=2) as pool:
+        pool.reset()
+        if during_step:
+            os.kill(pool._workers[1].process.pid, signal.SIGSTOP)  # so that it dies before it can answer
+            pool.step_async(np.zeros((4, 1)))
+        os.kill(pool._workers[1].process.pid, signal.SIGKILL)
+        died = r"worker 1 of 2 \(environments 2 to 3\) died in 'step' with exit code -9 \(SIGKILL\)"
+        with pytest.raises(WorkerError, match=died):
+            pool.step_wait() if during_step else pool.step(np.zeros((4, 1)))
+        assert pool.closed
+
+
+def test_closing_twice_by_with_and_by_collection():
+    with Pool(Walk, "walk", 2, workers=1) as pool:
+        inside = pool._workers[0].process
+        pool.step_async(pool.reset()[0][:, :1])  # closing does not wait for the answer
+    pool.close()
+    assert inside.returncode == 0
+    forgotten = Pool(Walk, "walk", 2, workers=1)._workers[0].process
+    gc.collect()
+    assert forgotten.returncode == 0
+
+
+def script(body, tmp_path, **options):
+    """A learner, without any `if __name__`, that says the ids of its two workers, then does `body`."""
+    text = f"""
+        import os, sys, time
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        import numpy as np
+        from walk import Walk
+        from sphere.envs.pool import Pool
+        pool = Pool(Walk, "walk", 4, workers=2, settings={{"trouble": sys.argv[1]}})
+        pool.reset()
+        print(*[worker.process.pid for worker in pool._workers], flush=True)
+    """
+    path = tmp_path / "learner.py"
+    path.write_text(textwrap.dedent(text) + textwrap.dedent(body))
+    trouble = options.pop("trouble", "none")
+    learner = subprocess.Popen(
+        [sys.executable, "-W", "ignore", str(path), trouble],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+    assert learner.stdout is not None
+    pids = [int(word) for word in learner.stdout.readline().split()]
+    assert len(pids) == 2
+    return learner, pids
+
+
+@pytest.mark.parametrize("trouble", ["none", "hang"])
+def test_workers_leave_when_the_learner_is_killed(trouble, tmp_path):
+    body = "while True:\n    pool.step(np.zeros((4, 1)))\n"
+    learner, pids = script(body, tmp_path, trouble=trouble)
+    time.sleep(0.3)  # steps are under way, or hang
+    assert all(map(alive, pids))
+    learner.kill()
+    learner.wait()
+    try:
+        assert gone(pids, within=2)
+    finally:
+        for pid in filter(alive, pids):
+            os.kill(pid, signal.SIGKILL)
+    assert learner.communicate() == ("", "")
+
+
+def test_a_learner_may_exit_without_closing(tmp_path):
+    learner, pids = script("pool.step_async(np.zeros((4, 1)))\n", tmp_path)
+    assert learner.communicate(timeout=10) == ("", "")
+    assert learner.returncode == 0
+    assert gone(pids, within=0.5)
+
+
+def test_a_forked_copy_of_the_learner_leaves_the_workers_alone(tmp_path):
+    body = """
+        if os.fork() == 0:
+            try:
+                pool.step(np.zeros((4, 1)))
+            except RuntimeError as error:
+                print(error)
+            pool.close()
+            sys.exit()
+        os.wait()
+        pool.step(np.zeros((4, 1)))
+        pool.close()
+        print("closed")
+    """
+    learner, pids = script(body, tmp_path)
+    out, err = learner.communicate(timeout=10)
+    assert out.splitlines() == [
+        "step came to a pool that belongs to the process that made it; make a new one",
+        "closed",
+    ]
+    assert err == ""
+    assert gone(pids, within=0.5)
+
+
+def test_ctrl_c_is_heard_by_the_learner_alone(tmp_path):
+    body = "while True:\n    pool.step(np.zeros((4, 1)))\n"
+    learner, pids = script(body, tmp_path, process_group=0)
+    time.sleep(0.2)
+    os.killpg(learner.pid, signal.SIGINT)
+    for pid in pids:
+        os.kill(pid, signal.SIGINT)
+    _, err = learner.communicate(timeout=10)
+    assert err.count("Traceback") == 1
+    assert err.rstrip().endswith("KeyboardInterrupt")
+    assert gone(pids, within=0.5)
+
+
+def test_misuse_is_answered_by_sentences(pool):
+    zeros = np.zeros((6, 1))
+    with pytest.raises(RuntimeError, match=r"step came before the first episode; call reset\(\)"):
+        pool.step(zeros)
+    with pytest.raises(RuntimeError, match="get_state came before the first episode"):
+        pool.get_state()
+    with pytest.raises(RuntimeError, match="step_wait came without a step under way; call step_async"):
+        pool.step_wait()
+    pool.reset()
+    with pytest.raises(ValueError, match=r"shape \(6,\), want \(6, 1\): a row for each of 2 runs x 3 environments"):
+        pool.step(np.zeros(6))
+    with pytest.raises(ValueError, match=r"action of environment 4 is \[nan\], want finite numbers"):
+        pool.step(np.where(np.arange(6)[:, None] == 4, np.nan, zeros))
+    with pytest.raises(ValueError, match=r"options \['reset_mask'\]; this pool takes none"):
+        pool.reset(options={"reset_mask": np.ones(6, bool)})
+    with pytest.raises(ValueError, match=r"run seeds are \[3\]; want 2 whole numbers from 0 to 2\*\*64 - 1"):
+        pool.reset(seed=3)
+    pool.step_async(zeros)
+    with pytest.raises(RuntimeError, match=r"step came while a step is under way; call step_wait\(\) first"):
+        pool.step(zeros)
+    with pytest.raises(RuntimeError, match="switch came while a step is under way"):
+        pool.switch("run")
+    pool.step_wait()
+    with pytest.raises(ValueError, match="no task 'runn'; did you mean 'run'"):
+        pool.switch("runn")
+    pool.step(zeros)  # none of these has harmed it
+    with pytest.raises(ValueError, match="task 'wide' has other sizes"):
+        pool.switch("wide")
+    for use in (
+        pool.step_wait,
+        pool.reset,
+        pool.get_state,
+        pool.render,
+        lambda: pool.step(zeros),
+        lambda: pool.switch("run"),
+    ):
+        with pytest.raises(RuntimeError, match="a pool that is closed; make a new one"):
+            use()
+
+
+def test_a_wrong_state_is_answered_by_sentences(pool):
+    pool.reset()
+    state = pool.get_state()
+    with pytest.raises(ValueError, match=r"is float64\(5,\), want float64\(6,\)"):
+        pool.set_state(state | {"batch/x": np.zeros(5)})
+    with pytest.raises(ValueError, match=r"the state holds \[.*\], want \[.*'stream'.*\]"):
+        pool.set_state({name: array for name, array in state.items() if name != "stream"})
+    pool.switch("run")
+    with pytest.raises(ValueError, match="of another task than 'run'; switch to that task first"):
+        pool.set_state(state)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"task": "wolk"}, "no task 'wolk'; did you mean 'walk'"),
+        ({"num_envs": 0}, "num_envs=0 for 1 run seeds; want at least one of each"),
+        ({"seeds": []}, "num_envs=1 for 0 run seeds"),
+        ({"seeds": [-1]}, r"run seeds are \[-1\]; want 1 whole numbers"),
+        ({"workers": -1}, "workers=-1; want 0"),
+        ({"timeout": 0}, "timeout=0; want a positive number of seconds"),
+    ],
+)
+def test_impossible_pools_are_answered_by_sentences(options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        Pool(Walk, **{"task": "walk", **options})
+
+
+def test_a_suite_that_workers_cannot_import_is_refused():
+    class Inner(Walk):
+        pass
+
+    with pytest.raises(ValueError, match=r"workers cannot import .*Inner from .*; define it at the top level"):
+        Pool(Inner, "walk", workers=1)
+    with Pool(Inner, "walk", workers=0) as pool:
+        pool.reset()
