@@ -8,6 +8,8 @@ from jaxtyping import install_import_hook
 install_import_hook("sphere", "shapes.check").__enter__()
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+# On a GPU float32 products default to TF32, ten bits short of the references.
+jax.config.update("jax_default_matmul_precision", "highest")
 
 
 @pytest.fixture

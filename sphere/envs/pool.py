@@ -37,6 +37,9 @@ class Pool(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
     episodes ended, `episode` with `r`, `l`, `success_once` and `success_at_end` where `_episode`.
     """
 
+    single_observation_space: Box
+    single_action_space: Box
+
     def __init__(
         self,
         suite: Suite,

@@ -28,7 +28,7 @@ class Plan(NamedTuple):
 def _temperature(value: float) -> Float[Array, ""]:
     if not value > 0:
         raise ValueError(f"gate temperature must be positive, not {value}")
-    return jnp.asarray(float(value))
+    return jnp.asarray(value, float)  # strongly typed: a weak type would compile the update twice
 
 
 def _spread(weight: Float[Array, "n k"], expert: Int[Array, "n k"], num_experts: int) -> tuple[Array, Array]:

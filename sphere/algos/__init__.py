@@ -1,0 +1,1 @@
+"""Learning algorithms: settings, state, init, act, loss, update; pure functions of arrays."""

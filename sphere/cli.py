@@ -1,0 +1,217 @@
+"""The command line: `sphere train | resume | eval | show | verify | bench`, also as `python -m sphere`."""
+
+import difflib
+import json
+import runpy
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from sphere.runs.settings import FleetConfig
+
+USAGE = """usage: sphere COMMAND ...
+
+  train    train a fleet of runs:     sphere train --preset probe-crl --seeds 0 1 2 --rho 0 0.1 --out runs/first
+  resume   go on with a fleet:        sphere resume runs/first
+  eval     evaluate its policies:     sphere eval runs/first --episodes 20
+  show     settings, latest numbers:  sphere show runs/first
+  verify   replay recorded updates:   sphere verify update FILE
+  bench    measure this machine:      sphere bench update
+
+sphere COMMAND --help tells more."""
+
+
+class UserError(Exception):
+    """Something the person at the keyboard can mend; printed without a traceback."""
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train every seed with every rho as one fleet."""
+
+    fleet: Annotated[FleetConfig, tyro.conf.arg(name="")]
+    out: Path | None = None
+    """Directory for records and checkpoints; default: runs/ and the preset's name."""
+    dry_run: bool = False
+    """Print the plan (runs, steps, memory, estimated hours) and stop."""
+    quiet: bool = False
+    """No progress."""
+
+
+def _nearest(what: str, name: str, known: list[str]) -> UserError:
+    near = difflib.get_close_matches(name, known, n=1)
+    return UserError(
+        f"no {what} {name!r}; " + (f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}")
+    )
+
+
+def _take(arguments: list[str], option: str) -> tuple[str | None, list[str]]:
+    """The value of one option and the arguments without it."""
+    for index, argument in enumerate(arguments):
+        if argument == option and index + 1 < len(arguments):
+            return arguments[index + 1], arguments[:index] + arguments[index + 2 :]
+        if argument.startswith(option + "="):
+            return argument.split("=", 1)[1], arguments[:index] + arguments[index + 1 :]
+    return None, arguments
+
+
+def _full_tasks(arguments: list[str], suite: str) -> list[str]:
+    """`--tasks hammer push` may leave out the suite of the preset."""
+    if "--tasks" not in arguments:
+        return arguments
+    result = list(arguments)
+    index = result.index("--tasks") + 1
+    while index < len(result) and not result[index].startswith("--"):
+        if "/" not in result[index]:
+            result[index] = f"{suite}/{result[index]}"
+        index += 1
+    return result
+
+
+def train(arguments: list[str]) -> None:
+    from sphere import envs
+    from sphere.runs.loop import train as run
+    from sphere.runs.plan import plan
+    from sphere.runs.presets import PRESETS, preset
+
+    name, rest = _take(arguments, "--preset")
+    if name is None and "--help" not in rest and "-h" not in rest:
+        raise UserError(f"which settings? add --preset NAME; there are {', '.join(PRESETS)}")
+    start = preset(name or next(iter(PRESETS)))
+    suite = start.tasks[0].split("/")[0]
+    parsed = tyro.cli(
+        Train,
+        prog=f"sphere train --preset {name or 'NAME'}",
+        default=Train(start),
+        args=_full_tasks(rest, suite),
+        config=(tyro.conf.AvoidSubcommands,),
+    )
+    for task in parsed.fleet.tasks:
+        known = [f"{task.split('/')[0]}/{one}" for one in envs.tasks(task.split("/")[0])]
+        if task not in known:
+            raise _nearest("task", task, known)
+    out = parsed.out or Path("runs") / str(name)
+    if parsed.dry_run:
+        print(plan(parsed.fleet, out))
+        return
+    if (out / "fleet.json").exists():
+        raise UserError(f"{out} holds a fleet already; go on with: sphere resume {out}, or choose another --out")
+    run(parsed.fleet, out, quiet=parsed.quiet)
+
+
+def _fleet(directory: Path) -> FleetConfig:
+    from sphere.runs.settings import rebuild
+
+    path = directory / "fleet.json"
+    if not path.exists():
+        raise UserError(f"{directory} holds no fleet (no fleet.json); name the directory that sphere train wrote")
+    return rebuild(FleetConfig, json.loads(path.read_text()))
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Go on from the newest good checkpoint; the numbers are those of a run that was never stopped."""
+
+    directory: tyro.conf.Positional[Path]
+    quiet: bool = False
+
+
+def resume(arguments: list[str]) -> None:
+    from sphere.runs.loop import train as run
+
+    options = tyro.cli(Resume, prog="sphere resume", args=arguments)
+    run(_fleet(options.directory), options.directory, resume=True, quiet=options.quiet)
+
+
+@dataclass(frozen=True)
+class Eval:
+    """Deterministic episodes of every run's current policy on the tasks of its list."""
+
+    directory: tyro.conf.Positional[Path]
+    episodes: int = 10
+    tasks: tuple[str, ...] = ()
+    """Default: all tasks of the fleet."""
+
+
+def evaluate(arguments: list[str]) -> None:
+    from sphere.runs.inspect import evaluate_table
+
+    options = tyro.cli(Eval, prog="sphere eval", args=arguments)
+    print(evaluate_table(_fleet(options.directory), options.directory, options.episodes, options.tasks))
+
+
+@dataclass(frozen=True)
+class Show:
+    """Settings that differ from the defaults, and the latest numbers of every run."""
+
+    directory: tyro.conf.Positional[Path]
+
+
+def show(arguments: list[str]) -> None:
+    from sphere.runs.inspect import show_text
+
+    options = tyro.cli(Show, prog="sphere show", args=arguments)
+    print(show_text(_fleet(options.directory), options.directory))
+
+
+def verify(arguments: list[str]) -> None:
+    if len(arguments) != 2 or arguments[0] != "update":
+        raise UserError("usage: sphere verify update FILE, a file of recorded PPO updates (golden format)")
+    from sphere.verify import verify_update
+
+    found = verify_update(Path(arguments[1]))
+    for case in dict.fromkeys(deviation.case for deviation in found):
+        print(f"\ncase {case}\n{'array':<44} {'deviation':>11} {'target':>9}")
+        for d in (d for d in found if d.case == case):
+            print(f"{d.name:<44} {d.found:>11.2e} {d.target:>9.0e}{'' if d.passed else '   TOO FAR'}")
+    failed = sum(not deviation.passed for deviation in found)
+    print(f"\n{len(found) - failed} of {len(found)} within their targets")
+    if failed:
+        sys.exit(1)
+
+
+def bench(arguments: list[str]) -> None:
+    root = Path(__file__).resolve().parents[1]
+    known = sorted(p.stem for p in (root / "benchmarks").glob("*.py") if p.stem not in ("__init__", "timing"))
+    if not known:
+        raise UserError("the benchmarks are part of the source checkout; clone it and run sphere bench there")
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(f"usage: sphere bench NAME ...; there are {', '.join(known)}")
+        return
+    if arguments[0] not in known:
+        raise _nearest("benchmark", arguments[0], known)
+    sys.path.insert(0, str(root))
+    sys.argv = [f"sphere bench {arguments[0]}", *arguments[1:]]
+    runpy.run_module(f"benchmarks.{arguments[0]}", run_name="__main__")
+
+
+COMMANDS: dict[str, Callable[[list[str]], Any]] = {
+    "train": train,
+    "resume": resume,
+    "eval": evaluate,
+    "show": show,
+    "verify": verify,
+    "bench": bench,
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(USAGE)
+        return 0
+    try:
+        if arguments[0] not in COMMANDS:
+            raise _nearest("command", arguments[0], list(COMMANDS))
+        COMMANDS[arguments[0]](arguments[1:])
+    except (UserError, ValueError, OSError, RuntimeError) as error:
+        print(f"sphere: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("sphere: left at once; the last checkpoint is kept", file=sys.stderr)
+        return 130
+    return 0

@@ -1,0 +1,275 @@
+"""How plastic a network is and how its experts specialise, on one batch of states: `diagnose` and what it is made of.
+
+Formulas, sources and conventions: docs/diagnostics.md. NaN means "does not apply": pairs of experts where no state has two,
+clusters where there is one, a gate where there is none. Everything else is finite for finite parameters and states.
+
+The functions below take a trace (dense or grouped compute give the same numbers) or plain arrays, one network and one batch;
+the caller adds `eqx.filter_vmap` for a fleet.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Float, Int
+
+from sphere import ntk
+from sphere.nets.heads import TwinQ
+from sphere.nets.trace import Routing, Trace
+from sphere.spectrum import effective_rank_spsd, spectral_entropy
+from sphere.variants import feature_blocks
+
+Scalar = Float[Array, ""]
+
+DORMANT = 0.025  # tau of Sokar et al. (2023); the paper reports a dormant ratio without one
+NEIGHBOURS = 10  # the paper does not give k_nn
+
+
+class Diagnostics(NamedTuple):
+    """One number each; `_asdict()` for a record."""
+
+    ntk_rank: Scalar  # r_e(K)
+    feature_rank: Scalar  # r_e(A_last)
+    dormant_ratio: Scalar
+    feature_norm: Scalar  # mean over states of ||Phi_i||
+    gradient_norm: Scalar  # mean over states of sqrt(K_ii)
+    overlap: Scalar  # NaN: no state has two experts
+    orthogonality: Scalar  # NaN: as above
+    silhouette: Scalar  # NaN: no gate, or one label only
+    knn_jaccard: Scalar  # NaN: no gate, or one state only
+    max_violation: Scalar
+    active_ratio: Scalar
+    routing_entropy: Scalar
+    trace_weight_entropy: Scalar  # H(beta) / log E
+
+
+@eqx.filter_jit  # inside jit values are not looked at: nothing waits for the device, and a dead network has rank 0
+def diagnose(
+    net: Callable, x: Float[Array, "n obs"], *, tau: float = DORMANT, neighbours: int = NEIGHBOURS
+) -> Diagnostics:
+    """All diagnostics of a trunk, an actor or a value on states x, seen in training or not.
+
+    For a fleet: `eqx.filter_jit(eqx.filter_vmap(diagnose))(nets, states)`, both with a leading run axis.
+    """
+    if isinstance(net, TwinQ):
+        raise ValueError(
+            "a TwinQ is two networks, wanted one; diagnose its `first` and `second` on [observation, action]"
+        )
+    # A GPU rounds float32 products to TF32, which lifts the spectrum's floor from 1e-7 to 1e-3 of its top.
+    with jax.default_matmul_precision("highest"):
+        kernel = ntk.gram(net, x)
+        trace = getattr(net, "trunk", net)(x)[1]
+        counts = selections(trace)
+        return Diagnostics(
+            effective_rank_spsd(kernel),
+            feature_rank(trace),
+            dormant_ratio(trace, tau),
+            feature_norm(trace),
+            gradient_norm(kernel),
+            *pair_similarity(trace),
+            *gate_geometry(trace, neighbours),
+            max_violation(counts),
+            active_ratio(counts),
+            routing_entropy(counts),
+            trace_weight_entropy(trace),
+        )
+
+
+# Slots and experts
+
+
+def used(trace: Trace) -> Bool[Array, "n slots"]:
+    """Whether the slot holds an expert that was selected. By choice, not by weight: a softmax entry may underflow to 0."""
+    if trace.aligned and trace.routing is not None:
+        return trace.routing.chosen
+    return trace.expert < trace.num_experts
+
+
+def expert_sums(trace: Trace, values: Float[Array, "n slots width"]) -> Float[Array, "experts width"]:
+    """For every expert the sum of `values` over the states that were routed to it."""
+    values = jnp.where(used(trace)[:, :, None], values, 0)
+    if trace.aligned:
+        return jnp.sum(values, axis=0)
+    return jnp.einsum("nse,nsw->ew", jax.nn.one_hot(trace.expert, trace.num_experts, dtype=values.dtype), values)
+
+
+# Plasticity
+
+
+def feature_rank(trace: Trace) -> Scalar:
+    """r_e(A_last), A = Phi^T Phi / N of the gate-weighted last features, from the smaller of A and Phi Phi^T / N."""
+    n, slots, width = trace.features.shape
+    if trace.num_experts * width <= n:
+        phi = feature_blocks(trace).reshape(n, -1)
+        return effective_rank_spsd(phi.T @ phi / n)
+    rows = trace.weighted()
+    if trace.aligned:
+        return effective_rank_spsd(jnp.einsum("nsw,msw->nm", rows, rows) / n)
+    tokens, owner = rows.reshape(n * slots, width), trace.expert.reshape(-1)
+    products = jnp.where(owner[:, None] == owner[None, :], tokens @ tokens.T, 0)
+    return effective_rank_spsd(jnp.sum(products.reshape(n, slots, n, slots), axis=(1, 3)) / n)
+
+
+def dormant_ratio(trace: Trace, tau: float = DORMANT) -> Scalar:
+    """Share of expert units, over all hidden layers, with mean|h_u| / (mean over the layer's units of mean|h| + 1e-9) <= tau.
+
+    Means are over the states routed to the expert. Experts without a state are left out: that is what `active_ratio` counts.
+    """
+    count = expert_sums(trace, jnp.ones_like(trace.weight)[:, :, None])  # [experts, 1]
+    seen = count > 0
+    dormant = []
+    for hidden in trace.hidden:
+        size = expert_sums(trace, jnp.abs(hidden)) / jnp.maximum(count, 1)
+        score = size / (jnp.mean(size, axis=1, keepdims=True) + 1e-9)  # 1e-9: google/dopamine's ReDo
+        dormant.append(seen & (score <= tau))
+    units = sum(hidden.shape[2] for hidden in trace.hidden) * jnp.sum(seen)
+    return sum(jnp.sum(d) for d in dormant) / jnp.maximum(units, 1).astype(trace.weight.dtype)
+
+
+def feature_norm(trace: Trace) -> Scalar:
+    """Mean over states of ||Phi_i||_2, the gate-weighted last features of all selected experts side by side."""
+    return jnp.mean(jnp.sqrt(jnp.sum(jnp.square(trace.weighted()), axis=(1, 2))))
+
+
+def gradient_norm(kernel: Float[Array, "n n"]) -> Scalar:
+    """Mean over states of ||d f(s_i) / d theta||_2 = sqrt(K_ii), f the summed outputs: no loss, no advantages."""
+    return jnp.mean(jnp.sqrt(jnp.maximum(jnp.diagonal(kernel), 0)))
+
+
+def trace_weight_entropy(trace: Trace) -> Scalar:
+    """H(beta) / log E,  beta_e = Tr(A_ee) / Tr(A) as in `spectrum.routed_trace_weights`, over all experts; 0 for one."""
+    mass = expert_sums(trace, jnp.sum(jnp.square(trace.weighted()), axis=2, keepdims=True))
+    return _share_of_log(spectral_entropy(mass[:, 0]), trace.num_experts)
+
+
+# Specialisation
+
+
+class Similarity(NamedTuple):
+    overlap: Scalar
+    orthogonality: Scalar
+
+
+def pair_similarity(trace: Trace) -> Similarity:
+    """Means of cos and of 1 - |cos| over all states i and pairs e != e' in S_i of the last features, not weighted.
+
+    cos = 0 where a feature vector is zero; NaN where there is no pair. Needs [n, slots, slots] numbers.
+    """
+    norm = jnp.linalg.norm(trace.features, axis=2, keepdims=True)
+    unit = jnp.where(norm > 0, trace.features / jnp.where(norm > 0, norm, 1), 0)
+    cosine = jnp.einsum("nsw,ntw->nst", unit, unit)
+    on = used(trace)
+    pair = on[:, :, None] & on[:, None, :] & ~jnp.eye(on.shape[1], dtype=bool)[None]
+    return Similarity(_mean(cosine, pair), _mean(1 - jnp.abs(cosine), pair))
+
+
+class Geometry(NamedTuple):
+    silhouette: Scalar
+    knn_jaccard: Scalar
+
+
+def gate_geometry(trace: Trace, neighbours: int = NEIGHBOURS) -> Geometry:
+    """`silhouette` by Top-1 expert and `knn_jaccard` of the routed experts; NaN for a network without a gate."""
+    if trace.routing is None:
+        nan = jnp.full((), jnp.nan, trace.weight.dtype)
+        return Geometry(nan, nan)
+    routing = trace.routing
+    distance = distances(routing.embedding)
+    return Geometry(
+        silhouette(distance, top_expert(routing), routing.probability.shape[1]),
+        knn_jaccard(distance, routing.chosen[:, routing.shared :], neighbours),
+    )
+
+
+def top_expert(routing: Routing) -> Int[Array, " n"]:
+    """The routed expert that the gate rates highest: also where expert choice did not give it the state."""
+    return jnp.argmax(routing.probability, axis=1)
+
+
+def distances(points: Float[Array, "n width"]) -> Float[Array, "n n"]:
+    """||g_i - g_j||, from differences: |a|^2 + |b|^2 - 2 a.b loses near neighbours to rounding."""
+    return jnp.sqrt(jnp.sum(jnp.square(points[:, None, :] - points[None, :, :]), axis=2))
+
+
+def silhouette(distance: Float[Array, "n n"], label: Int[Array, " n"], labels: int) -> Scalar:
+    """Mean of (b_i - a_i) / max(a_i, b_i): a the mean distance to the rest of one's cluster, b the smallest mean distance to
+    another. 0 for a cluster of one and where a = b = 0, as in scikit-learn; NaN if only one of the `labels` occurs."""
+    member = jax.nn.one_hot(label, labels, dtype=distance.dtype)
+    size = jnp.sum(member, axis=0)
+    total = distance @ member  # [n, labels]
+    own = jnp.sum(size[None, :] * member, axis=1)
+    a = jnp.sum(total * member, axis=1) / jnp.maximum(own - 1, 1)
+    other = (member == 0) & (size > 0)[None, :]
+    b = jnp.min(jnp.where(other, total / jnp.maximum(size, 1)[None, :], jnp.inf), axis=1)
+    several = jnp.sum(size > 0) > 1
+    b = jnp.where(several, b, 0)
+    scale = jnp.maximum(a, b)
+    score = jnp.where((own > 1) & (scale > 0), (b - a) / jnp.where(scale > 0, scale, 1), 0)
+    return jnp.where(several, jnp.mean(score), jnp.nan)
+
+
+def knn_jaccard(
+    distance: Float[Array, "n n"], chosen: Bool[Array, "n experts"], neighbours: int = NEIGHBOURS
+) -> Scalar:
+    """Mean over states i and their nearest neighbours j != i of |S_i & S_j| / |S_i | S_j|; two empty sets count as equal.
+
+    All others are neighbours where there are fewer than asked for; at equal distance the earlier state comes first.
+    """
+    if neighbours < 1:
+        raise ValueError(f"neighbours={neighbours}; use 1 or more")
+    n = distance.shape[0]
+    if n == 1:
+        return jnp.full((), jnp.nan, distance.dtype)
+    member = chosen.astype(distance.dtype)
+    size, common = jnp.sum(member, axis=1), member @ member.T
+    union = size[:, None] + size[None, :] - common
+    jaccard = jnp.where(union > 0, common / jnp.maximum(union, 1), 1)
+    apart = jnp.where(jnp.eye(n, dtype=bool), jnp.inf, distance)
+    nearest = jax.lax.top_k(-apart, min(neighbours, n - 1))[1]
+    return jnp.mean(jnp.take_along_axis(jaccard, nearest, axis=1))
+
+
+# Load, from the counts c_e
+
+
+def selections(trace: Trace) -> Float[Array, " routed"]:
+    """c_e: how many states selected expert e. Experts that are always on (`shared`) were not selected and have no place."""
+    if trace.routing is None:
+        return jnp.full(1, trace.weight.shape[0], trace.weight.dtype)
+    return jnp.sum(trace.routing.chosen[:, trace.routing.shared :], axis=0).astype(trace.weight.dtype)
+
+
+def expert_load(trace: Trace) -> Float[Array, " routed"]:
+    """p_e = c_e / sum_e' c_e', for heat maps over time."""
+    counts = selections(trace)
+    return counts / jnp.maximum(jnp.sum(counts), 1)
+
+
+def max_violation(counts: Float[Array, " experts"]) -> Scalar:
+    """MaxVio = max_e |c_e - mean c| / mean c: 0 if balanced, E / K - 1 if the same K experts take all."""
+    mean = jnp.mean(counts)
+    return jnp.max(jnp.abs(counts - mean)) / jnp.where(mean > 0, mean, 1)
+
+
+def active_ratio(counts: Float[Array, " experts"]) -> Scalar:
+    """|{e: c_e > 0}| / E."""
+    return jnp.mean(counts > 0, dtype=counts.dtype)
+
+
+def routing_entropy(counts: Float[Array, " experts"]) -> Scalar:
+    """H(p) / log E,  p_e = c_e / sum_e' c_e'; 0 for a single expert."""
+    return _share_of_log(spectral_entropy(counts), counts.size)
+
+
+def _share_of_log(entropy: Scalar, number: int) -> Scalar:
+    return entropy / math.log(number) if number > 1 else jnp.zeros_like(entropy)
+
+
+def _mean(values: Float[Array, "*shape"], where: Bool[Array, "*shape"]) -> Scalar:
+    """NaN, not an error and not 0, where nothing is left."""
+    count = jnp.sum(where)
+    return jnp.where(count > 0, jnp.sum(jnp.where(where, values, 0)) / jnp.maximum(count, 1), jnp.nan)

@@ -1,0 +1,119 @@
+"""Replays recorded references through this program and prints how far it is from them: `sphere verify update FILE`."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from sphere.algos import ppo
+from sphere.algos.ppo import Batch, Hyper, PPOConfig, PPOState
+from sphere.nets import MLP, GaussianActor, NetConfig, Value, build
+from sphere.variants import PenaltyConfig
+
+MODES: dict[str, Any] = {"grad": "gradient-norm", "loss": "loss-ratio", "none": None}
+# Targets of golden/README.md: parameters absolute, value and SPHERE losses relative, policy losses absolute.
+TARGETS = {"parameters": 2e-6, "value_loss": 1e-5, "sphere_loss": 1e-5, "policy_loss": 1e-6}
+
+
+@dataclasses.dataclass(frozen=True)
+class Deviation:
+    case: str
+    name: str
+    found: float
+    target: float
+
+    @property
+    def passed(self) -> bool:
+        return bool(self.found <= self.target)  # NaN does not pass
+
+
+def _layers(mlp: MLP) -> list:
+    return [*mlp.hidden, mlp.head]
+
+
+def _fill(mlp: MLP, arrays: dict[str, np.ndarray], prefix: str) -> MLP:
+    def where(m: MLP) -> list:
+        return [leaf for layer in _layers(m) for leaf in (layer.kernel, layer.bias)]
+
+    names = [f"{prefix}/layer{i}/{leaf}" for i in range(len(_layers(mlp))) for leaf in ("kernel", "bias")]
+    return eqx.tree_at(where, mlp, [jnp.asarray(arrays[name]) for name in names])
+
+
+def _named(state: PPOState) -> dict[str, np.ndarray]:
+    """The state's parameters under the file's names."""
+    trunk: Any = state.actor.trunk
+    parts = {"actor_after/experts": trunk.experts, "actor_after/gate": trunk.router.gate}
+    named = {"actor_after/log_std": np.asarray(state.actor.log_std)}
+    for prefix, mlp in (*parts.items(), ("critic_after", state.critic.trunk)):
+        for index, layer in enumerate(_layers(mlp)):
+            named[f"{prefix}/layer{index}/kernel"] = np.asarray(layer.kernel)
+            named[f"{prefix}/layer{index}/bias"] = np.asarray(layer.bias)
+    return named
+
+
+def replay(arrays: dict[str, np.ndarray], case: str) -> list[Deviation]:
+    """One case of a file in the format of golden/README.md. Products in full float32: the references are."""
+    arrays = {key.removeprefix(case + "/"): value for key, value in arrays.items() if key.startswith(case + "/")}
+    experts, top_k, width, obs, act, n, rho, _, updates = arrays["config"][:9]
+    mode = MODES[case]
+    depth = sum(key.startswith("critic_before/layer") and key.endswith("kernel") for key in arrays) - 1
+    config = PPOConfig(
+        num_envs=1,
+        rollout_steps=int(n),
+        batch_size=int(n),
+        actor=NetConfig(kind="top-k", experts=int(experts), top_k=int(top_k), width=int(width), depth=depth),
+        critic=NetConfig(kind="mlp", width=int(width), depth=depth),
+        penalty=None if mode is None else PenaltyConfig(coefficient=mode),
+    )
+    key = jax.random.key(0)
+    trunk: Any = build(config.actor, int(obs), int(act), key=key)
+    trunk = eqx.tree_at(lambda m: m.experts, trunk, _fill(trunk.experts, arrays, "actor_before/experts"))
+    trunk = eqx.tree_at(lambda m: m.router.gate, trunk, _fill(trunk.router.gate, arrays, "actor_before/gate"))
+    actor = eqx.tree_at(
+        lambda a: a.log_std, GaussianActor(trunk, int(act)), jnp.asarray(arrays["actor_before/log_std"])
+    )
+    value: Any = build(config.critic, int(obs), 1, key=key)
+    critic = Value(_fill(value, arrays, "critic_before"))
+    adam = optax.scale_by_adam(eps=config.adam_eps)
+    state = PPOState(actor, critic, adam.init(actor), adam.init(critic), jnp.asarray(3e-4))
+    hyper = Hyper(jnp.asarray(rho, jnp.float32), jnp.asarray(3e-4), jnp.asarray(3e-4))
+    with jax.default_matmul_precision("highest"):
+        step = jax.jit(lambda state, batch: ppo.minibatch(config, state, hyper, hyper.learning_rate, batch))
+        mean = np.asarray(jax.jit(lambda a, x: a(x)[0].mean)(actor, jnp.asarray(arrays["batch0/observations"])))
+        found = [Deviation(case, "mean_before", _largest(mean, arrays["mean_before"]), TARGETS["parameters"])]
+        for i in range(int(updates)):
+            names = ("observations", "actions", "old_log_prob", "advantages", "returns")
+            state, metrics = step(state, Batch(*(jnp.asarray(arrays[f"batch{i}/{name}"]) for name in names)))
+            losses = {"policy_loss": metrics.policy_loss, "value_loss": config.value_coefficient * metrics.value_loss}
+            if mode is not None:
+                losses["sphere_loss"] = metrics.penalty
+            for name, value in losses.items():
+                want = float(arrays[f"batch{i}/{name}"])
+                scale = 1.0 if name == "policy_loss" else max(abs(want), 1e-30)
+                found.append(Deviation(case, f"batch{i}/{name}", abs(float(value) - want) / scale, TARGETS[name]))
+    for name, value in _named(state).items():
+        found.append(Deviation(case, name, _largest(value, arrays[name]), TARGETS["parameters"]))
+    return found
+
+
+def _largest(found: np.ndarray, want: np.ndarray) -> float:
+    return float(np.max(np.abs(found - want))) if found.shape == want.shape else float("inf")
+
+
+def verify_update(path: Path) -> list[Deviation]:
+    """Every case of a file of recorded PPO updates."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {key: file[key] for key in file.files}
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} is not a readable .npz of recorded updates: {error}") from error
+    cases = sorted({key.split("/")[0] for key in arrays if key.endswith("/config")})
+    strange = [case for case in cases if case not in MODES]
+    if not cases or strange:
+        raise ValueError(f"{path} holds the cases {cases or 'none'}, wanted some of {', '.join(MODES)}")
+    return [deviation for case in cases for deviation in replay(arrays, case)]

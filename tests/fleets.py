@@ -1,0 +1,79 @@
+"""A fleet small enough to be trained, killed and resumed in seconds, in this process or another."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from sphere.algos.ppo import PPOConfig
+from sphere.nets import NetConfig
+from sphere.runs.settings import Evaluation, FleetConfig
+
+TINY = FleetConfig(
+    tasks=("probe/reach-north", "probe/reach-east"),
+    steps_per_task=640,
+    seeds=(0, 1),
+    rho=(0.0, 0.1),
+    ppo=PPOConfig(
+        num_envs=4,
+        rollout_steps=16,
+        batch_size=32,
+        epochs=2,
+        actor=NetConfig(kind="top-k", width=8, depth=1, experts=3, top_k=2),
+        critic=NetConfig(kind="mlp", width=8, depth=1),
+    ),
+    normalise_observations=True,
+    evaluation=Evaluation(every=256, episodes=3, heldout=16),
+    checkpoint_every=2,
+    workers=1,
+)
+
+
+def write(config: FleetConfig, directory: Path) -> None:
+    """The fleet's settings as `sphere train` leaves them at its start, so that `sphere resume` can do the rest."""
+    import dataclasses
+
+    from sphere.runs import record
+    from sphere.runs.loop import Records
+
+    directory.mkdir(parents=True)
+    record.write_json(directory / "fleet.json", record.plain(dataclasses.asdict(config)))
+    Records(config, directory, resume=False).close()
+
+
+def resume(directory: Path, cache: Path, **environment: str) -> subprocess.Popen:
+    """`sphere resume` in a process of its own; compiled programs are shared through `cache` to save time."""
+    settings = {
+        "JAX_COMPILATION_CACHE_DIR": str(cache),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+    return subprocess.Popen(
+        [sys.executable, "-m", "sphere", "resume", str(directory)],
+        env={**os.environ, **settings, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=Path(__file__).parents[1],
+    )
+
+
+def numbers(directory: Path) -> dict[str, list]:
+    """All records of a fleet without wall-clock times."""
+    found = {}
+    for path in sorted(directory.glob("*/*.jsonl")):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        for line in lines:
+            line.pop("wall", None)
+        found[str(path.relative_to(directory))] = lines
+    return found
+
+
+def final_arrays(directory: Path) -> dict[str, np.ndarray]:
+    """What the newest checkpoint holds, bit for bit; its note of file lengths aside (wall-clock digits vary)."""
+    newest = max(directory.glob("checkpoint-*.npz"))
+    with np.load(newest, allow_pickle=False) as file:
+        return {name: file[name] for name in file.files if name.startswith("tree/")}

@@ -1,0 +1,122 @@
+"""The command line as a newcomer types it, mistakes included."""
+
+import json
+import re
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fleets import TINY
+
+import sphere.__main__ as entry
+from sphere.cli import main
+from sphere.runs.presets import PRESETS
+from sphere.runs.record import plain
+from sphere.runs.settings import FleetConfig, rebuild
+
+SMALL = (
+    "--steps-per-task 128 --ppo.num-envs 4 --ppo.rollout-steps 16 --ppo.batch-size 32 --ppo.epochs 2 "
+    "--ppo.actor.width 8 --ppo.actor.depth 1 --ppo.critic.width 8 --ppo.critic.depth 1 "
+    "--evaluation.episodes 2 --evaluation.heldout 16 --workers 0 --quiet"
+).split()
+
+
+def test_train_show_eval_and_resume(tmp_path, capsys):
+    out = str(tmp_path / "fleet")
+    words = ["train", "--preset", "probe-crl", "--tasks", "reach-north", "reach-east", "--seeds", "0", "3"]
+    assert main([*words, "--rho", "0", "1e-3", *SMALL, "--out", out]) == 0
+    saved = rebuild(FleetConfig, json.loads((tmp_path / "fleet" / "fleet.json").read_text()))
+    assert saved.tasks == ("probe/reach-north", "probe/reach-east")
+    assert saved.runs == [(0, 0.0), (3, 0.0), (0, 0.001), (3, 0.001)]
+    assert saved.ppo.actor.width == 8
+    capsys.readouterr()
+    assert main(["show", out]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"rho0.001-seed3 +256 +probe/reach-east", shown)
+    assert main(["eval", out, "--episodes", "3", "--tasks", "reach-east"]) == 0
+    assert "probe/reach-east" in capsys.readouterr().out
+    before = (tmp_path / "fleet" / "rho0-seed0" / "metrics.jsonl").read_text()
+    assert main(["resume", out, "--quiet"]) == 0  # finished: nothing left to do, nothing lost
+    assert (tmp_path / "fleet" / "rho0-seed0" / "metrics.jsonl").read_text() == before
+    assert main([*words, *SMALL, "--out", out]) == 1
+    assert f"sphere resume {out}" in capsys.readouterr().err
+
+
+def test_dry_run_prints_the_plan_and_writes_nothing(tmp_path, capsys):
+    out = tmp_path / "fleet"
+    assert main(["train", "--preset", "probe-crl", *SMALL, "--out", str(out), "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    for word in ("2 runs as one fleet", "rho0.1-seed0", "parameters per run", "MiB", "time"):
+        assert word in said
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["trian"], "did you mean train?"),
+        (["train"], "add --preset NAME"),
+        (["train", "--preset", "probe-clr"], "did you mean probe-crl?"),
+        (["train", "--preset", "probe-crl", "--tasks", "reach-nort"], "did you mean probe/reach-north?"),
+        (["train", "--preset", "probe-crl", "--seeds", "0", "0"], "each seed and each rho once"),
+        (["resume", "nowhere"], "holds no fleet"),
+        (["show", "nowhere"], "holds no fleet"),
+        (["verify", "update"], "usage: sphere verify update FILE"),
+        (["verify", "update", "nowhere.npz"], "not a readable"),
+        (["bench", "penlty"], "did you mean penalty?"),
+    ],
+)
+def test_mistakes_are_answered_with_a_sentence(words, sentence, capsys):
+    assert main(words) == 1
+    captured = capsys.readouterr()
+    assert sentence in captured.err
+    assert "Traceback" not in captured.err
+
+
+def test_impossible_settings_are_answered_too(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--preset", "probe-crl", "--ppo.batch-size", "100"])
+    assert "use one of 32, 64, 128" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_mistyped_option_is_answered_with_the_nearest_one(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--preset", "probe-crl", "--sedes", "0"])
+    assert "--seeds" in capsys.readouterr().err
+
+
+def test_help(capsys):
+    assert main([]) == 0
+    assert "resume" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as end:
+        main(["train", "--help"])
+    assert end.value.code == 0
+    assert "trust interval" in capsys.readouterr().out  # the docstring under a field is its help
+
+
+def test_settings_survive_json():
+    for config in (TINY, *PRESETS.values()):
+        assert rebuild(FleetConfig, json.loads(json.dumps(plain(asdict(config))))) == config
+    with pytest.raises(ValueError, match="no setting rhoo"):
+        rebuild(FleetConfig, {"rhoo": 1})
+
+
+def test_verify_update_prints_and_judges(tmp_path, capsys):
+    golden = Path(__file__).parents[2] / "shared" / "golden" / "ppo_update.npz"
+    if not golden.exists():
+        pytest.skip(f"no reference traces at {golden}")
+    assert main(["verify", "update", str(golden)]) == 0
+    assert "102 of 102 within their targets" in capsys.readouterr().out
+    with np.load(golden) as file:
+        arrays = {name: file[name] for name in file.files if name.startswith("none/")}
+    arrays["none/critic_after/layer0/bias"] = arrays["none/critic_after/layer0/bias"] + 1e-4
+    np.savez(tmp_path / "wrong.npz", **arrays)
+    with pytest.raises(SystemExit) as end:
+        main(["verify", "update", str(tmp_path / "wrong.npz")])
+    assert end.value.code == 1
+    assert "TOO FAR" in capsys.readouterr().out
+
+
+def test_python_m_sphere_is_the_same_program():
+    assert entry.main is main

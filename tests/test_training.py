@@ -1,0 +1,208 @@
+"""Training as a person meets it: it learns, it resumes exactly, and it ends in an orderly way when something breaks."""
+
+import dataclasses
+import signal
+import time
+
+import fleets
+import numpy as np
+import pytest
+from fleets import TINY
+
+from sphere.algos import ppo
+from sphere.envs.pool import WorkerError
+from sphere.runs import loop, record
+from sphere.runs.loop import Fleet, NonFinite, train
+from sphere.runs.settings import Boundary, FleetConfig, rebuild, run_name
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """The fleet trained from start to end without a stop."""
+    directory = tmp_path_factory.mktemp("straight") / "fleet"
+    train(TINY, directory, quiet=True)
+    return directory
+
+
+def assert_same(one, other):
+    assert fleets.numbers(one) == fleets.numbers(other)
+    arrays, others = fleets.final_arrays(one), fleets.final_arrays(other)
+    assert arrays.keys() == others.keys()
+    for name, value in arrays.items():
+        np.testing.assert_array_equal(value, others[name], err_msg=name)
+
+
+def test_records_hold_what_was_promised(straight):
+    for seed, rho in TINY.runs:
+        path = straight / run_name(seed, rho)
+        events = record.read_events(path)
+        training = [event for event in events if "train/policy_loss" in event]
+        assert [event["step"] for event in training] == [64 * i for i in range(1, 21)]
+        assert [event["task_index"] for event in training] == [0] * 10 + [1] * 10
+        evaluations = [event for event in events if "evaluation/success_once" in event]
+        assert [event["step"] for event in evaluations] == [256, 512, 640, 896, 1152, 1280]
+        for name in ("heldout/ntk_rank", "online/ntk_rank", "heldout/feature_rank"):
+            assert all(event[name] > 0 for event in evaluations)
+        episodes = record.read_episodes(path)
+        kinds = [episode["kind"] for episode in episodes]
+        assert kinds.count("evaluation") == 6 * 3
+        assert kinds.count("final") == 2 * 3  # the whole list once more at the end of the sequence
+        assert list(path.glob("events.out.tfevents*"))
+        config = rebuild(FleetConfig, record.read_config(path))
+        assert config == dataclasses.replace(TINY, seeds=(seed,), rho=(rho,))
+
+
+def test_same_seed_twice_is_bit_equal(straight, tmp_path):
+    train(TINY, tmp_path / "again", quiet=True)
+    assert_same(straight, tmp_path / "again")
+
+
+def test_a_run_does_not_depend_on_its_fleet(straight, tmp_path):
+    alone = dataclasses.replace(TINY, seeds=(1,), rho=(0.1,), workers=0)
+    train(alone, tmp_path / "alone", quiet=True)
+    for one, other in zip(
+        record.read_events(straight / run_name(1, 0.1)),
+        record.read_events(tmp_path / "alone" / run_name(1, 0.1)),
+        strict=True,
+    ):
+        for name, value in one.items():
+            if name.startswith("train/"):  # float32 in another order of summation, through 20 updates
+                np.testing.assert_allclose(other[name], value, rtol=5e-3, atol=5e-4, err_msg=f"{name} at {one['step']}")
+
+
+@pytest.mark.parametrize("kills", [3])
+def test_kill_nine_and_resume_equals_straight_through(straight, tmp_path, kills):
+    """Real processes, killed at random moments; `python tests/kill.py 20` is the long form."""
+    import kill
+
+    killed = kill.train_with_kills(TINY, tmp_path / "killed", tmp_path / "cache", kills, seed=0)
+    assert killed == kills
+    assert_same(straight, tmp_path / "killed")
+
+
+def test_a_damaged_newest_checkpoint_falls_back_and_says_so(straight, tmp_path, capfd):
+    fleets.write(TINY, tmp_path / "fleet")
+    calls = []
+
+    def stop_after(trainer):
+        calls.append(1)
+        if len(calls) == 7:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        original = loop.Training.iterate
+        patch.setattr(loop.Training, "iterate", lambda self: (stop_after(self), original(self))[1])
+        with pytest.raises(KeyboardInterrupt):
+            train(TINY, tmp_path / "fleet", resume=True, quiet=True)
+    newest = max((tmp_path / "fleet").glob("checkpoint-*.npz"))
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 1
+    newest.write_bytes(bytes(content))
+    train(TINY, tmp_path / "fleet", resume=True)
+    said = capfd.readouterr().err
+    assert newest.name in said
+    assert_same(straight, tmp_path / "fleet")
+
+
+def test_two_processes_on_one_directory(tmp_path):
+    fleets.write(TINY, tmp_path / "fleet")
+    lock = record.lock_directory(tmp_path / "fleet")
+    other = fleets.resume(tmp_path / "fleet", tmp_path / "cache")
+    said = other.communicate(timeout=120)[0]
+    assert other.returncode == 1
+    assert "pid" in said
+    assert "Traceback" not in said
+    lock.close()
+
+
+def test_nan_stops_the_fleet_and_names_run_step_and_checkpoint(tmp_path):
+    config = dataclasses.replace(TINY, seeds=(0,), rho=(0.0,))
+
+    def poison(self):
+        metrics, episodes = advance(self)
+        if self.total_iterations == 5:
+            metrics = metrics._replace(finite=np.array([False]))
+        return metrics, episodes
+
+    advance = Fleet.advance
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Fleet, "advance", poison)
+        with pytest.raises(NonFinite, match=r"rho0-seed0 at step 320 of probe/reach-north.*checkpoint-0*4\.npz"):
+            train(config, tmp_path / "fleet", quiet=True)
+
+
+def test_a_crashed_simulator_ends_the_run_with_its_traceback(tmp_path):
+    config = dataclasses.replace(TINY, seeds=(0,), rho=(0.0,))
+    original = Fleet.advance
+
+    def break_pool(self):
+        if self.total_iterations == 3:
+            self.pool._workers[0].process.kill()
+        return original(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Fleet, "advance", break_pool)
+        with pytest.raises(WorkerError, match="worker"):
+            train(config, tmp_path / "fleet", quiet=True)
+
+
+def test_ctrl_c_saves_and_leaves_and_resume_goes_on(straight, tmp_path):
+    fleets.write(TINY, tmp_path / "fleet")
+    process = fleets.resume(tmp_path / "fleet", tmp_path / "cache")
+    metrics = tmp_path / "fleet" / run_name(0, 0.0) / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and (not metrics.exists() or metrics.stat().st_size == 0):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=120)[0]
+    if process.returncode == 0:
+        pytest.fail(f"it ended before the signal came: {said}")
+    assert "sphere resume" in said
+    assert "Traceback" not in said
+    second = fleets.resume(tmp_path / "fleet", tmp_path / "cache")
+    said = second.communicate(timeout=180)[0]
+    assert second.returncode == 0, said
+    assert_same(straight, tmp_path / "fleet")
+
+
+def test_task_boundaries_keep_what_they_say(tmp_path):
+    config = dataclasses.replace(TINY, seeds=(0,), rho=(0.1,), workers=0, steps_per_task=64)
+    for protocol, boundary, kept in [
+        ("crl", Boundary(), {"parameters": True, "moments": True, "statistics": True}),
+        (
+            "crl",
+            Boundary(optimiser=False, statistics=False),
+            {"parameters": True, "moments": False, "statistics": False},
+        ),
+        ("rl", Boundary(), {"parameters": False, "moments": False, "statistics": False}),
+    ]:
+        fleet = Fleet(dataclasses.replace(config, protocol=protocol, boundary=boundary), tmp_path)
+        try:
+            fleet.begin_task()
+            fleet.advance()
+            before = [np.asarray(leaf) for leaf in (fleet.state.actor.log_std, fleet.state.actor_moments.count)]
+            count = fleet.collector.statistics.count.copy()
+            fleet.task_index, fleet.iteration = 1, 0
+            fleet.begin_task()
+            assert np.array_equal(fleet.state.actor.log_std, before[0]) == kept["parameters"]
+            assert np.array_equal(fleet.state.actor_moments.count, before[1]) == kept["moments"]
+            assert (fleet.collector.statistics.count > count).all() == kept["statistics"]
+            assert fleet.pool.task == "reach-east"
+        finally:
+            fleet.close()
+
+
+def test_retention_matrix_if_asked(tmp_path):
+    evaluation = dataclasses.replace(TINY.evaluation, retention=True, heldout=0)
+    config = dataclasses.replace(TINY, seeds=(0,), rho=(0.0,), steps_per_task=64, evaluation=evaluation, workers=0)
+    train(config, tmp_path / "fleet", quiet=True)
+    episodes = record.read_episodes(tmp_path / "fleet" / run_name(0, 0.0))
+    seen = {(e["step"], e["task"]) for e in episodes if e["kind"] in ("retention", "final")}
+    assert seen == {(step, task) for step in (64, 128) for task in config.tasks}
+
+
+def test_one_program_for_all_tasks(tmp_path):
+    ppo.update_fleet.clear_cache()
+    config = dataclasses.replace(TINY, seeds=(0,), rho=(0.0,), steps_per_task=128, workers=0)
+    train(config, tmp_path / "fleet", quiet=True)
+    assert ppo.update_fleet._cache_size() == 1
