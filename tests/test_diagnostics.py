@@ -7,16 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from networks import (
-    ACT,
-    KINDS,
-    OBS,
-    network,
-    np_gate,
-    np_mlp,
-    np_soft,
-    states,
-)
+from networks import ACT, KINDS, OBS, network, np_gate, np_mlp, np_soft, states
 from numpy.testing import assert_allclose
 from sklearn.metrics import silhouette_score
 from sklearn.neighbors import NearestNeighbors
@@ -26,6 +17,8 @@ from sphere.diagnostics import Diagnostics, diagnose
 from sphere.nets import GaussianActor, Routing, Trace, TwinQ
 
 N, NEAREST = 40, 4
+ROUTED = ("top-k", "deepseek", "expert-choice")  # the other kinds have nothing to group
+
 # Compiled whole: operation by operation it takes several times as long.
 active_ratio = eqx.filter_jit(diagnostics.active_ratio)
 distances = eqx.filter_jit(diagnostics.distances)
@@ -48,9 +41,6 @@ def double_precision(x64):
     """Of every test but those that switch it off."""
 
 
-ROUTED = ("top-k", "deepseek", "expert-choice")  # the others have nothing to group
-
-
 def grouped(kind):
     return network(kind, compute="grouped" if kind in ROUTED else "dense")
 
@@ -71,9 +61,8 @@ def np_hidden(mlp, x, expert=None):
 def np_features(kind, net, x):
     """Features of every layer, state and expert, [layers][n][E], and the gate [n, E]."""
     if kind == "mlp":
-        return [[[h] for h in layer] for layer in zip(*(np_hidden(net, row) for row in x), strict=True)], np.ones(
-            (len(x), 1)
-        )
+        layers = zip(*(np_hidden(net, row) for row in x), strict=True)
+        return [[[h] for h in layer] for layer in layers], np.ones((len(x), 1))
     table = []
     for row in x:
         inputs = np_soft(net.router, row)[0] if kind == "soft" else [row] * net.num_experts
@@ -132,17 +121,14 @@ def defined(kind, net, x):
     x = np.asarray(x)
     layers, gate = np_features(kind, net, x)
     chosen = gate > 0
-    phi = np.array(
-        [np.concatenate([g * h for g, h in zip(*row, strict=True)]) for row in zip(gate, layers[-1], strict=True)]
-    )
+    phi = (gate[:, :, None] * np.array(layers[-1])).reshape(len(x), -1)
     overlap, orthogonality = np_pairs(layers[-1], chosen)
     shared = net.router.shared if kind == "deepseek" else 0
     silhouette = jaccard = np.nan
     if kind == "soft":
-        embedding = (x @ np.asarray(net.router.tokenise.kernel) + np.asarray(net.router.tokenise.bias)).reshape(
-            len(x), net.router.tokens, -1
-        )
-        embedding, label = embedding.mean(axis=1), gate.argmax(axis=1)
+        tokenise = net.router.tokenise
+        flat = x @ np.asarray(tokenise.kernel) + np.asarray(tokenise.bias)
+        embedding, label = flat.reshape(len(x), net.router.tokens, -1).mean(axis=1), gate.argmax(axis=1)
     elif kind != "mlp":
         embedding = np.array([np_hidden(net.router.gate, row)[-1] for row in x])
         label = np.array([np_mlp(net.router.gate, row)[0].argmax() for row in x])
@@ -179,7 +165,8 @@ def test_every_number_equals_its_definition(kind):
 
 
 def test_kernel_numbers_are_those_of_the_jacobian():
-    net, x = network("top-k", compute="dense"), states(N)
+    """Of a plain network; that the kernel of every other is exact is shown in test_ntk."""
+    net, x = network("mlp", compute="dense"), states(N)
     gradient = eqx.filter_vmap(eqx.filter_grad(lambda net, row: jnp.sum(net(row[None])[0])), in_axes=(None, 0))
     leaves = jax.tree.leaves(eqx.filter_jit(gradient)(net, x))
     jacobian = np.concatenate([np.asarray(leaf).reshape(N, -1) for leaf in leaves], axis=1)
@@ -274,7 +261,8 @@ def test_a_dead_unit_is_dormant_and_an_expert_without_states_is_not_counted(alig
     # scores: the dead unit 0, the others of expert 0 1 / 0.75, those of expert 1 1; a second layer halves the share
     assert_allclose(dormant_ratio(trace, 1.0), 5 / 8)
     assert_allclose(dormant_ratio(made([h, np.ones((6, 3, 4))], chosen, aligned)), 1 / 16)
-    assert_allclose(dormant_ratio(made([-h], chosen, aligned)), 1 / 8)  # by size, not by sign
+    sign = np.array([1, -1, 1, -1]) * np.ones((6, 3, 1))
+    assert_allclose(dormant_ratio(made([sign * h], chosen, aligned)), 1 / 8)  # by size, not by sign
     assert_allclose(dormant_ratio(made([0 * h], chosen, aligned)), 1)
 
 
@@ -387,7 +375,7 @@ def test_silhouette_of_known_clusters():
     assert np.isnan(silhouette(distance, jnp.array([2, 2, 2, 2]), 7))
 
 
-@pytest.mark.parametrize("k", [1, 5, 29, 100])
+@pytest.mark.parametrize("k", [5, 100])
 def test_knn_jaccard_equals_scikit_learn(k):
     rng = np.random.default_rng(k)
     points, chosen = rng.normal(size=(30, 3)), rng.random((30, 6)) < 0.3

@@ -291,8 +291,10 @@ def test_rho_zero_changes_nothing_bit_for_bit(mode):
 
         _, got = jax.jit(penalised_value_and_grad(losses, mode))(params, jnp.float32(0))
         plain = jax.jit(jax.grad(lambda params: losses(params)[0]))(params)
+        # A GPU's compiler may sum a gradient in another order in another program; a CPU's does not.
+        tolerance = {} if jax.default_backend() == "cpu" else {"atol": 1e-6}
         for with_penalty, without in zip(jax.tree.leaves(got), jax.tree.leaves(plain), strict=True):
-            np.testing.assert_array_equal(with_penalty, without)
+            np.testing.assert_allclose(with_penalty, without, **{"rtol": 0, "atol": 0, **tolerance})
 
 
 def test_rho_is_a_traced_scalar_of_a_fleet():

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Integer
 
@@ -303,8 +304,15 @@ def update(
     orders = jax.vmap(lambda k: jax.random.permutation(k, samples))(jax.random.split(key, config.epochs))
     rate = scheduled(config, hyper, progress)
 
+    # one gather per minibatch instead of five: on a GPU small steps are bound by the number of launches
+    columns = [leaf.reshape(samples, -1) for leaf in data]
+    ends = np.cumsum([column.shape[1] for column in columns])[:-1].tolist()
+    table = jnp.concatenate(columns, axis=1)
+
     def step(state: PPOState, rows: Integer[Array, " batch"]) -> tuple[PPOState, Metrics]:
-        return minibatch(config, state, hyper, rate, jax.tree.map(lambda leaf: leaf[rows], data))
+        parts = jnp.split(table[rows], ends, axis=1)
+        batch = Batch(*(part.reshape(-1, *leaf.shape[1:]) for part, leaf in zip(parts, data, strict=True)))
+        return minibatch(config, state, hyper, rate, batch)
 
     state, metrics = jax.lax.scan(step, state, orders.reshape(-1, config.batch_size))
     means = jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0, dtype=jnp.float32), metrics)

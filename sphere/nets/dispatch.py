@@ -87,6 +87,6 @@ def grouped(expert: Int[Array, "n slots"], num_experts: int, max_tokens: int) ->
         return rows.reshape(blocks, size, -1)
 
     def parameters(experts: Any) -> Any:
-        return jax.tree.map(lambda p: p[block_expert], experts)
+        return jax.tree.map(lambda p: p.at[block_expert].get(indices_are_sorted=True), experts)
 
     return Dispatch(enter, to_bank, to_slots, parameters)
