@@ -2,7 +2,7 @@
 
 A Top-2 mixture of 8 small experts learns one random classification task after another and never starts anew. The same
 seeds are trained with and without the penalty, all networks in one compiled program. What is said at the end is computed
-from the table, for better or worse. The outcome depends on the step size: docs/log.md has one at which the penalty hurts.
+from the table, for better or worse. The outcome depends on the step size: see docs/log.md for one at which the loss is worse.
 """
 
 import sys

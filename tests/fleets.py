@@ -1,5 +1,6 @@
 """A fleet small enough to be trained, killed and resumed in seconds, in this process or another."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -10,6 +11,8 @@ import numpy as np
 
 from sphere.algos.ppo import PPOConfig
 from sphere.nets import NetConfig
+from sphere.runs import record
+from sphere.runs.records import Records
 from sphere.runs.settings import Evaluation, FleetConfig
 
 TINY = FleetConfig(
@@ -34,11 +37,6 @@ TINY = FleetConfig(
 
 def write(config: FleetConfig, directory: Path) -> None:
     """The fleet's settings as `sphere train` leaves them at its start, so that `sphere resume` can do the rest."""
-    import dataclasses
-
-    from sphere.runs import record
-    from sphere.runs.loop import Records
-
     directory.mkdir(parents=True)
     record.write_json(directory / "fleet.json", record.plain(dataclasses.asdict(config)))
     Records(config, directory, resume=False).close()

@@ -1,5 +1,6 @@
 """`python tests/kill.py 20`: train a fleet that is killed by SIGKILL at random moments, compare with an undisturbed one."""
 
+import dataclasses
 import random
 import sys
 import tempfile
@@ -7,6 +8,9 @@ import time
 from pathlib import Path
 
 import fleets
+import numpy as np
+
+from sphere.runs.loop import train
 
 
 def train_with_kills(config, directory: Path, cache: Path, kills: int, seed: int) -> int:
@@ -44,12 +48,6 @@ def _size(directory: Path) -> int:
 
 def main() -> None:
     kills = int(sys.argv[1]) if len(sys.argv) > 1 else 20
-    import dataclasses
-
-    import numpy as np
-
-    from sphere.runs.loop import train
-
     config = dataclasses.replace(fleets.TINY, steps_per_task=64 * 60)
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)

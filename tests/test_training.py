@@ -2,9 +2,12 @@
 
 import dataclasses
 import signal
+import sys
 import time
+import types
 
 import fleets
+import kill
 import numpy as np
 import pytest
 from fleets import TINY
@@ -12,7 +15,8 @@ from fleets import TINY
 from sphere.algos import ppo
 from sphere.envs.pool import WorkerError
 from sphere.runs import loop, record
-from sphere.runs.loop import Fleet, NonFinite, train
+from sphere.runs.fleet import Fleet
+from sphere.runs.loop import NonFinite, train
 from sphere.runs.settings import Boundary, FleetConfig, rebuild, run_name
 
 
@@ -73,8 +77,6 @@ def test_a_run_does_not_depend_on_its_fleet(straight, tmp_path):
 @pytest.mark.parametrize("kills", [3])
 def test_kill_nine_and_resume_equals_straight_through(straight, tmp_path, kills):
     """Real processes, killed at random moments; `python tests/kill.py 20` is the long form."""
-    import kill
-
     killed = kill.train_with_kills(TINY, tmp_path / "killed", tmp_path / "cache", kills, seed=0)
     assert killed == kills
     assert_same(straight, tmp_path / "killed")
@@ -199,6 +201,32 @@ def test_retention_matrix_if_asked(tmp_path):
     episodes = record.read_episodes(tmp_path / "fleet" / run_name(0, 0.0))
     seen = {(e["step"], e["task"]) for e in episodes if e["kind"] in ("retention", "final")}
     assert seen == {(step, task) for step in (64, 128) for task in config.tasks}
+
+
+def test_wandb_gets_the_same_numbers_if_asked_for(tmp_path, monkeypatch):
+    sent = {}
+
+    class Run:
+        def __init__(self, **settings):
+            self.name = settings["name"]
+            sent[self.name] = []
+
+        def log(self, values):
+            sent[self.name].append(values)
+
+        def finish(self):
+            sent[self.name].append("finished")
+
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=Run))
+    config = dataclasses.replace(TINY, seeds=(0,), rho=(0.0,), steps_per_task=64, wandb="project", workers=0)
+    train(config, tmp_path / "fleet", quiet=True)
+    events = record.read_events(tmp_path / "fleet" / run_name(0, 0.0))
+    *values, last = sent["fleet/rho0-seed0"]
+    assert last == "finished"
+    assert [value["step"] for value in values] == [event["step"] for event in events]
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ValueError, match="pip install wandb"):
+        train(config, tmp_path / "other", quiet=True)
 
 
 def test_one_program_for_all_tasks(tmp_path):

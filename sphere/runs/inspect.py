@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from sphere.runs import checkpoint, record
-from sphere.runs.loop import Fleet
+from sphere.runs.fleet import Fleet
 from sphere.runs.rollout import evaluate
 from sphere.runs.settings import FleetConfig, run_name
 

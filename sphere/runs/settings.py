@@ -53,6 +53,8 @@ class FleetConfig:
     evaluation: Evaluation = Evaluation()
     checkpoint_every: int = 10
     """Iterations between checkpoints; there is always one at the end of a task."""
+    wandb: str | None = None
+    """Also send the metrics to this project of Weights & Biases; the package must be installed."""
     workers: int | None = None
     """Simulator processes; default: one per core. Results do not depend on it."""
 

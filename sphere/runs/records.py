@@ -1,0 +1,88 @@
+"""What a fleet writes: a run directory for each run, TensorBoard event files in it, and Weights & Biases if asked for."""
+
+import dataclasses
+import importlib
+from pathlib import Path
+from typing import Any
+
+from sphere.runs import record
+from sphere.runs.rollout import Episodes
+from sphere.runs.settings import FleetConfig, run_name, with_run
+from sphere.runs.tensorboard import EventWriter
+
+
+class Records:
+    """The run directories of a fleet: one per run, beside the fleet's own checkpoints."""
+
+    def __init__(self, config: FleetConfig, directory: Path, resume: bool):
+        self.mirrors = _wandb_runs(config, directory) if config.wandb else []
+        environment = None if resume else record.describe_environment()
+        self.runs = []
+        for seed, rho in config.runs:
+            path = directory / run_name(seed, rho)
+            self.runs.append(
+                record.RunDirectory.resume(path)
+                if resume
+                else record.RunDirectory.create(path, with_run(config, seed, rho), environment or {})
+            )
+        self.paths = [directory / run_name(seed, rho) for seed, rho in config.runs]
+        self.boards: list[EventWriter] = []
+
+    def begin(self, positions: list[dict[str, int]] | None, resumed_at: int | None) -> None:
+        for index, run in enumerate(self.runs):
+            if positions is not None:
+                run.truncate(positions[index])
+        self.boards = [EventWriter(path, resumed_at=resumed_at) for path in self.paths]
+
+    def event(self, step: int, values: list[dict[str, float]], task: str, task_index: int) -> None:
+        for index, (run, one) in enumerate(zip(self.runs, values, strict=True)):
+            run.event(step, one, task=task, task_index=task_index)
+            self.boards[index].add(step, one)
+            if self.mirrors:
+                self.mirrors[index].log({"step": step, "task_index": task_index, **one})
+
+    def episodes(self, step: int, task: str, kind: str, seeds: list[int], found: Episodes) -> None:
+        for run, env, returns, length, once, end in zip(*found, strict=True):
+            self.runs[int(run)].episode(
+                {
+                    "step": step,
+                    "task": task,
+                    "kind": kind,
+                    "seed": seeds[int(run)],
+                    "episode": int(env),
+                    "return": float(returns),
+                    "length": int(length),
+                    "success_once": bool(once),
+                    "success_at_end": bool(end),
+                }
+            )
+
+    def positions(self) -> list[dict[str, int]]:
+        return [run.positions() for run in self.runs]
+
+    def close(self) -> None:
+        for board in self.boards:
+            board.close()
+        for mirror in self.mirrors:
+            mirror.finish()
+        for run in self.runs:
+            run.close()
+
+
+def _wandb_runs(config: FleetConfig, directory: Path) -> list[Any]:
+    """One run of Weights & Biases per run of the fleet, found again by its name on resume."""
+    try:
+        wandb = importlib.import_module("wandb")
+    except ImportError as error:
+        raise ValueError("--wandb needs the package: pip install wandb; or leave the option out") from error
+    return [
+        wandb.init(
+            project=config.wandb,
+            name=f"{directory.name}/{run_name(*run)}",
+            id=f"{directory.name}-{run_name(*run)}",
+            resume="allow",
+            reinit="create_new",
+            config=dataclasses.asdict(with_run(config, *run)),
+        )
+        for run in config.runs
+    ]

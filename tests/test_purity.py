@@ -1,0 +1,180 @@
+"""The shape of the package, read from its imports: layers, the pure core, and environments without jax."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+LAYERS = (
+    ("checks",),
+    ("spectrum",),
+    ("bounds",),
+    ("nets",),
+    ("penalty",),
+    ("variants", "ntk"),
+    ("sphere",),  # the public names
+    ("diagnostics",),
+    ("mitigations",),
+    ("algos",),
+    ("envs",),
+    ("runs",),
+    ("report",),
+    ("verify", "demo"),
+    ("cli",),
+    ("__main__",),
+)
+"""A module imports what stands in an earlier layer, or others of its own package."""
+
+PURE = (
+    *("checks", "spectrum", "bounds", "nets", "penalty", "variants", "ntk"),
+    *("diagnostics", "mitigations", "algos"),
+)
+LIBRARIES = {"jax", "numpy", "equinox", "optax", "jaxtyping"}
+STANDARD = {"math", "functools", "inspect", "dataclasses", "typing", "collections.abc"}
+IMPURE_CALLS = {"open", "print", "input", "exec", "eval", "breakpoint"}
+IMPURE_MODULES = {"time", "os", "sys", "subprocess", "random", "pathlib", "io", "logging"}
+IMPURE_ATTRIBUTES = {("np", "random"), ("numpy", "random"), ("jax", "debug"), ("jax", "experimental")}
+
+
+def files(root: Path = ROOT) -> dict[str, Path]:
+    """Every module of the package by its dotted name."""
+    found = {}
+    for path in sorted((root / "sphere").rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+MODULES = files()
+
+
+def part(module: str) -> str:
+    """The name by which the layers know a module: its first part below the package."""
+    return (module.split(".") + ["sphere"])[1] if module != "sphere" else "sphere"
+
+
+def imported(module: str, tree: ast.AST, modules=MODULES) -> set[str]:
+    """All that is imported anywhere in a file: dotted names, `from p import m` as p.m where that is a module."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module} imports relatively; write the full name"
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                names.add(full if full in modules else str(node.module))
+    return names
+
+
+def breaches_of_layers(module: str, tree: ast.AST, modules=MODULES) -> list[str]:
+    rank = {name: height for height, layer in enumerate(LAYERS) for name in layer}
+    own = part(module)
+    if own not in rank:
+        return [f"{module} has no layer; give it a place in LAYERS and in docs/architecture.md"]
+    if module == "sphere":  # gathers what stands before it
+        own = "sphere"
+    wrong = []
+    for name in imported(module, tree, modules):
+        if name.split(".")[0] != "sphere" or part(name) == own:
+            continue
+        if rank.get(part(name), len(LAYERS)) >= rank[own]:
+            wrong.append(f"{module} imports {name}, which stands above or beside it")
+    return wrong
+
+
+def impurities(module: str, tree: ast.AST) -> list[str]:
+    wrong = []
+    for name in imported(module, tree):
+        if name.split(".")[0] not in LIBRARIES | {"sphere"} and name not in STANDARD:
+            wrong.append(f"{module} imports {name}")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in IMPURE_CALLS:
+            wrong.append(f"{module}:{node.lineno} calls {node.func.id}")
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            owner, name = node.value.id, node.attr
+            if owner in IMPURE_MODULES or (owner, name) in IMPURE_ATTRIBUTES:
+                wrong.append(f"{module}:{node.lineno} uses {owner}.{name}")
+    return wrong
+
+
+def parse(module: str) -> ast.AST:
+    return ast.parse(MODULES[module].read_text())
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_never_point_upwards(module):
+    assert not breaches_of_layers(module, parse(module))
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if part(module) in PURE and module != "sphere"])
+def test_the_core_is_pure(module):
+    assert not impurities(module, parse(module))
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if part(module) == "envs"])
+def test_environments_import_neither_jax_nor_the_rest_of_the_package(module):
+    """Workers are started with `sphere` as a bare path: all but `sphere.envs` may bring jax."""
+    for name in imported(module, parse(module)):
+        assert name.split(".")[0] not in {"jax", "jaxlib", "equinox", "optax"}, name
+        if name.split(".")[0] == "sphere":
+            assert part(name) == "envs", name
+
+
+def test_there_are_no_cycles_among_modules():
+    """Of what is imported when a module is, functions and type checking aside."""
+
+    def at_import(body):
+        for node in body:
+            if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+                continue
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                yield node
+
+    edges = {}
+    for module in MODULES:
+        tree = ast.Module(list(at_import(ast.parse(MODULES[module].read_text()).body)), [])
+        edges[module] = imported(module, tree) & MODULES.keys()
+    done: set[str] = set()
+    while ready := {module for module in edges if module not in done and edges[module] <= done}:
+        done |= ready
+    assert not edges.keys() - done
+
+
+def test_the_scan_finds_what_it_looks_for():
+    """Each rule, on a line that breaks it."""
+    for line in [
+        "import os",
+        "from time import sleep",
+        "import scipy",
+        "print(1)",
+        "x = np.random.rand()",
+        "open('f')",
+    ]:
+        assert impurities("sphere.penalty", ast.parse(line)), line
+    for line in ["import jax.numpy as jnp", "from collections.abc import Callable", "jax.random.normal(key)"]:
+        assert not impurities("sphere.penalty", ast.parse(line)), line
+    for module, line in [
+        ("sphere.spectrum", "from sphere import nets"),
+        ("sphere.nets.mlp", "from sphere.penalty import gram"),
+        ("sphere.ntk", "import sphere.variants"),
+        ("sphere.envs.pool", "def f():\n    from sphere.runs import record"),
+        ("sphere.penalty", "import sphere"),
+        ("sphere.helpers", "import math"),
+    ]:
+        assert breaches_of_layers(module, ast.parse(line)), line
+    assert not breaches_of_layers("sphere.ntk", ast.parse("from sphere.nets.moe import MoE"))
+    assert not breaches_of_layers("sphere.runs.record", ast.parse("from sphere.runs import checkpoint"))
+
+
+def test_the_architecture_page_names_the_layers_in_their_order():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    table = page[page.index("## Layers") : page.index("## Networks")]
+    known = {name for layer in LAYERS for name in layer}
+    named = [name for name in re.findall(r"`sphere/(\w+)(?:\.py|/)`", table) if name in known]
+    rank = {name: height for height, layer in enumerate(LAYERS) for name in layer}
+    assert [rank[name] for name in named] == sorted(rank[name] for name in named)
+    assert {"checks", "spectrum", "bounds", "nets", "penalty", "variants", "ntk", "envs", "runs"} <= set(named)

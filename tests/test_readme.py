@@ -1,0 +1,103 @@
+"""The README and the docs hold: their code runs, and what they name exists."""
+
+import importlib
+import re
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+EXAMPLES = [body for language, body in FENCE.findall(README.read_text()) if language == "python"]
+
+
+def code_spans(page: Path) -> set[str]:
+    """What stands between backticks, fenced blocks aside."""
+    prose = FENCE.sub("", page.read_text())
+    return {re.sub(r"\s+", " ", span) for span in re.findall(r"`([^`]+)`", prose)}
+
+
+def shell(page: Path) -> str:
+    """The shell blocks and the code spans: where commands stand."""
+    blocks = [body for language, body in FENCE.findall(page.read_text()) if language == "sh"]
+    return "\n".join([*blocks, *code_spans(page)])
+
+
+@pytest.mark.parametrize("number", range(len(EXAMPLES)))
+def test_the_examples_run_as_printed(number, capsys):
+    names: dict = {}
+    exec(compile(EXAMPLES[number], f"README.md, example {number + 1}", "exec"), names)
+    assert capsys.readouterr().out.strip()
+    for value in jax.tree.leaves([names.get("values"), names["params"]]):
+        assert np.all(np.isfinite(value))
+
+
+def test_the_training_example_learns_and_penalises():
+    names: dict = {}
+    code = EXAMPLES[0].replace("range(200)", "range(1)")
+    assert code != EXAMPLES[0]
+    exec(code, names)
+    first = names["values"]
+    for _ in range(100):
+        names["params"], names["state"], last = names["update"](
+            names["params"], names["state"], names["x"], np.sin(names["x"][:, :1]), 0.1
+        )
+    assert last.loss < 0.5 * first.loss
+    assert last.penalty > 0
+    assert last.coefficient > 0
+
+
+def test_there_are_examples_of_the_penalty_and_of_the_kernel():
+    assert "sphere.penalised_value_and_grad" in EXAMPLES[0]
+    assert "sphere.routed_penalty" in EXAMPLES[0]
+    assert "ntk.effective_rank" in EXAMPLES[1]
+
+
+def test_the_readme_fits_its_size():
+    assert len(README.read_text().splitlines()) <= 150
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_named_make_targets_and_modules_exist(page):
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([\w-]+):(?!=)", makefile, re.MULTILINE))
+    assert set(re.findall(r"\bmake ([\w-]+)", shell(page))) <= targets
+    for module in re.findall(r"python -m ([\w.]+)", shell(page)):
+        path = ROOT.joinpath(*module.split("."))
+        assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), module
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_named_files_exist(page):
+    paths = [span for span in code_spans(page) if re.fullmatch(r"[\w.*/-]+(\.(py|md|toml)|/)", span)]
+    links = [link for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text()) if not link.startswith("http")]
+    missing = [path for path in paths if not list(ROOT.glob(path.rstrip("/")))]
+    missing += [link for link in links if not (page.parent / link).exists()]
+    assert not missing
+
+
+def test_the_readme_tree_exists():
+    (tree,) = (body for language, body in FENCE.findall(README.read_text()) if not language)
+    folder = ""
+    for line in tree.splitlines():
+        name = line.split()[0]
+        if not line.startswith(" "):
+            folder = name
+        path = ROOT / (name if name == folder else folder + name)
+        assert path.exists(), path
+        assert path.is_dir() == name.endswith("/")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_named_functions_exist(page):
+    for span in code_spans(page):
+        match = re.match(r"(sphere(?:\.\w+)+)(?:\(|$)", span)
+        if not match:
+            continue
+        found = importlib.import_module("sphere")
+        for part in match[1].split(".")[1:]:
+            found = getattr(found, part, None) or importlib.import_module(f"{found.__name__}.{part}")
