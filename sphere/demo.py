@@ -56,8 +56,7 @@ def begin() -> Learner:
 
     @jax.jit
     def repeat(nets: list[MLP | MoE]) -> MLP | MoE:
-        # astype: the gate's temperature is weakly typed until the first step, and all would be compiled twice
-        return jax.tree.map(lambda *leaf: jnp.stack(leaf * len(RHOS)).astype(leaf[0].dtype), *nets)
+        return jax.tree.map(lambda *leaf: jnp.stack(leaf * len(RHOS)), *nets)
 
     fleet = repeat(nets)
     return Learner(fleet, jax.jit(jax.vmap(ADAM.init))(fleet))
@@ -170,7 +169,7 @@ def main() -> None:
         "r_e(A)  effective rank of the gate-weighted expert features, on which the penalty acts\n"
         "E       experts in use\n"
     )
-    print("      | " + " | ".join(f"{title(rho):^24}" for rho in RHOS))
+    print("      | " + " | ".join(f"{title(rho):^24}" for rho in RHOS).rstrip())
     print(" task | " + " | ".join(f"{'loss':>5} {'r_e(K)':>6} {'r_e(A)':>6} {'E':>4}" for _ in RHOS))
     rho = jnp.repeat(jnp.array(RHOS), SEEDS)
     seed = jnp.tile(jnp.arange(SEEDS), len(RHOS))

@@ -38,9 +38,10 @@ def fixed_scale(gram: Gram, alpha: float | Array) -> Float[Array, ""]:
 def scale_free(gram: Gram) -> Float[Array, ""]:
     """||A / (tr(A) / m) - I||_F^2 / m = m ||A||_F^2 / tr(A)^2 - 1; 0 for A = 0.
 
-    It does not change when A is scaled, so its gradient cannot be followed by shrinking the features.
+    It does not change when A is scaled, so its gradient cannot be followed by shrinking the features. A trace below 1e-12
+    counts as 0: float32 holds neither its square nor the gradient's third power.
     """
-    dead = gram.trace <= 0
+    dead = gram.trace < 1e-12
     trace = jnp.where(dead, 1.0, gram.trace)
     return jnp.where(dead, 0.0, gram.size * gram.square / trace**2 - 1)
 

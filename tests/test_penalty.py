@@ -337,6 +337,15 @@ def test_inside_jit_zero_features_have_penalty_and_gradient_zero():
     assert float(scale_free(Gram(jnp.zeros(()), jnp.zeros(()), 3))) == 0
 
 
+@pytest.mark.parametrize("scale", [1e-3, 1e-6, 1e-8, 1e-10, 1e-20])
+def test_scale_free_form_is_finite_for_tiny_features_in_single_precision(scale):
+    with jax.enable_x64(False):
+        phi = jnp.asarray(scale * np.random.default_rng(0).normal(size=(10, 6)), jnp.float32)
+        value, gradient = jax.jit(jax.value_and_grad(lambda phi: scale_free(penalties.gram(phi))))(phi)
+        assert np.isfinite(value)
+        assert np.all(np.isfinite(gradient))
+
+
 def test_variants_that_do_not_apply_are_refused():
     x = states()
     sparse = network("top-k", compute="grouped")

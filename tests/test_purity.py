@@ -53,7 +53,7 @@ MODULES = files()
 
 def part(module: str) -> str:
     """The name by which the layers know a module: its first part below the package."""
-    return (module.split(".") + ["sphere"])[1] if module != "sphere" else "sphere"
+    return "sphere" if module == "sphere" else module.split(".")[1]
 
 
 def imported(module: str, tree: ast.AST, modules=MODULES) -> set[str]:
@@ -75,8 +75,6 @@ def breaches_of_layers(module: str, tree: ast.AST, modules=MODULES) -> list[str]
     own = part(module)
     if own not in rank:
         return [f"{module} has no layer; give it a place in LAYERS and in docs/architecture.md"]
-    if module == "sphere":  # gathers what stands before it
-        own = "sphere"
     wrong = []
     for name in imported(module, tree, modules):
         if name.split(".")[0] != "sphere" or part(name) == own:
