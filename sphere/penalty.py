@@ -43,7 +43,7 @@ def scale_free(gram: Gram) -> Float[Array, ""]:
     """
     dead = gram.trace < 1e-12
     trace = jnp.where(dead, 1.0, gram.trace)
-    return jnp.where(dead, 0.0, gram.size * gram.square / trace**2 - 1)
+    return jnp.where(dead, 0.0, gram.size * (gram.square / trace / trace) - 1)
 
 
 def gram(phi: Float[Array, "n m"]) -> Gram:
