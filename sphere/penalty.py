@@ -197,25 +197,32 @@ def penalised_value_and_grad(
     `function(params, *args)` returns (task loss, penalty, aux); the result is called as `(params, rho, *args)` and returns
     (values, gradient). `rho` may be traced and of any sign; 0 gives the task's gradient bit for bit.
 
-    There is one forward pass. Where lambda is known from the values, one backward pass follows; `gradient-norm` needs both
-    gradients, each by a backward pass of its own: one pass with two stacked cotangents multiplies other shapes and so
-    rounds the task's gradient differently.
+    There is one forward pass once compiled. Where lambda is known from the values, one backward pass follows;
+    `gradient-norm` needs both gradients, each by a backward pass of its own: one pass with two stacked cotangents
+    multiplies other shapes and so rounds the task's gradient differently.
     """
     if coefficient not in ("gradient-norm", "loss-ratio", "fixed"):
         raise ValueError(f"coefficient {coefficient!r} is not known; use gradient-norm, loss-ratio or fixed")
 
     def value_and_grad(params: Any, rho: Any, *args: Any) -> tuple[Penalised, Any]:
-        def both(params: Any) -> tuple[tuple[Array, Array], Any]:
-            loss, penalty, aux = function(params, *args)
-            return (loss, penalty), aux
-
-        (loss, penalty), pull, aux = jax.vjp(both, params, has_aux=True)
-        one, zero = jnp.ones_like(loss), jnp.zeros_like(loss)
         if coefficient == "gradient-norm":
-            (task,), (extra,) = pull((one, zero)), pull((zero, one))
+            # Each by its own backward pass: no work on cotangents that are zero, and the task's gradient is compiled
+            # as it would be alone. The compiler finds that both share the forward pass.
+            task_of = jax.value_and_grad(lambda params: function(params, *args)[::2], has_aux=True)
+            (loss, aux), task = task_of(params)
+            penalty, extra = jax.value_and_grad(lambda params: function(params, *args)[1])(params)
+            if jax.default_backend() == "cpu":  # nothing after it may change how it is rounded
+                task = jax.lax.optimization_barrier(task)
             weight = rho * global_norm(task) / (global_norm(extra) + 1e-8)
             grad = jax.tree.map(lambda t, e: jnp.where(rho == 0, t, t + weight * e), task, extra)
         else:
+
+            def both(params: Any) -> tuple[tuple[Array, Array], Any]:
+                loss, penalty, aux = function(params, *args)
+                return (loss, penalty), aux
+
+            (loss, penalty), pull, aux = jax.vjp(both, params, has_aux=True)
+            one = jnp.ones_like(loss)
             weight = rho * (jnp.abs(loss) / (penalty + 1e-8) if coefficient == "loss-ratio" else one)
             (grad,) = pull((one, weight))
         return Penalised(loss, penalty, weight, aux), grad

@@ -1,6 +1,8 @@
 """Replays recorded references through this program and prints how far it is from them: `sphere verify update FILE`."""
 
 import dataclasses
+import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,8 @@ def replay(arrays: dict[str, np.ndarray], case: str) -> list[Deviation]:
     """One case of a file in the format of golden/README.md. Products in full float32: the references are."""
     arrays = {key.removeprefix(case + "/"): value for key, value in arrays.items() if key.startswith(case + "/")}
     experts, top_k, width, obs, act, n, rho, _, updates = arrays["config"][:9]
+    if "critic_before/layer0/kernel" not in arrays:
+        raise KeyError(f"{case}/critic_before/layer0/kernel")
     mode = MODES[case]
     depth = sum(key.startswith("critic_before/layer") and key.endswith("kernel") for key in arrays) - 1
     config = PPOConfig(
@@ -79,7 +83,7 @@ def replay(arrays: dict[str, np.ndarray], case: str) -> list[Deviation]:
     )
     value: Any = build(config.critic, int(obs), 1, key=key)
     critic = Value(_fill(value, arrays, "critic_before"))
-    adam = optax.scale_by_adam(eps=config.adam_eps)
+    adam = optax.scale_by_adam()
     state = PPOState(actor, critic, adam.init(actor), adam.init(critic), jnp.asarray(3e-4))
     hyper = Hyper(jnp.asarray(rho, jnp.float32), jnp.asarray(3e-4), jnp.asarray(3e-4))
     with jax.default_matmul_precision("highest"):
@@ -108,12 +112,18 @@ def _largest(found: np.ndarray, want: np.ndarray) -> float:
 def verify_update(path: Path) -> list[Deviation]:
     """Every case of a file of recorded PPO updates."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in file.files}
-    except (OSError, ValueError) as error:
+        with path.open("rb") as stream, zipfile.ZipFile(stream) as archive:
+            arrays = {
+                name.removesuffix(".npy"): np.lib.format.read_array(archive.open(name), allow_pickle=False)
+                for name in archive.namelist()
+            }
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"{path} is not a readable .npz of recorded updates: {error}") from error
     cases = sorted({key.split("/")[0] for key in arrays if key.endswith("/config")})
     strange = [case for case in cases if case not in MODES]
     if not cases or strange:
         raise ValueError(f"{path} holds the cases {cases or 'none'}, wanted some of {', '.join(MODES)}")
-    return [deviation for case in cases for deviation in replay(arrays, case)]
+    try:
+        return [deviation for case in cases for deviation in replay(arrays, case)]
+    except KeyError as error:
+        raise ValueError(f"{path} lacks the array {error}; the format is that of golden/README.md") from error

@@ -5,6 +5,7 @@ Order of the file: settings, state, init, act, advantages, losses, minibatch ste
 """
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from sphere.nets import GaussianActor, NetConfig, Value, build
 from sphere.penalty import Penalised, penalised_value_and_grad
 from sphere.variants import ALL_EXPERTS, PenaltyConfig, penalty
 
+BETA_1, BETA_2 = 0.9, 0.999  # Adam's decay rates
 Numbers = Any  # arrays of jax, or of numpy where they come from the host
 
 # Purposes of random keys: a key is used once, and a new consumer gets a new number.
@@ -63,10 +65,11 @@ class PPOConfig:
     def __post_init__(self) -> None:
         samples = self.num_envs * self.rollout_steps
         if samples % self.batch_size:
-            fitting = [b for b in range(1, samples + 1) if samples % b == 0 and b >= self.batch_size // 4]
+            fitting = [b for b in range(1, samples + 1) if samples % b == 0]
+            nearest = sorted(sorted(fitting, key=lambda b: abs(math.log(b / max(self.batch_size, 1))))[:6])
             raise ValueError(
                 f"a rollout has num_envs*rollout_steps = {samples} samples, not a multiple of batch_size="
-                f"{self.batch_size}; use one of {', '.join(map(str, fitting[:6]))}"
+                f"{self.batch_size}; use one of {', '.join(map(str, nearest))}"
             )
 
 
@@ -126,10 +129,6 @@ class Metrics(NamedTuple):
     """No loss, gradient or parameter is NaN or infinite; the minimum over minibatches."""
 
 
-def _adam(config: PPOConfig) -> optax.GradientTransformation:
-    return optax.scale_by_adam(eps=config.adam_eps)
-
-
 def init(config: PPOConfig, obs_size: int, action_size: int, seed: Integer[Array, ""]) -> PPOState:
     """Fresh networks; the numbers depend on the seed alone, not on the fleet."""
     key = jax.random.key(seed)
@@ -139,7 +138,7 @@ def init(config: PPOConfig, obs_size: int, action_size: int, seed: Integer[Array
     trunk = build(nets["actor"], obs_size, action_size, key=jax.random.fold_in(key, INIT_ACTOR))
     actor = GaussianActor(trunk, action_size)
     critic = Value(build(nets["critic"], obs_size, 1, key=jax.random.fold_in(key, INIT_CRITIC)))
-    adam = _adam(config)
+    adam = optax.scale_by_adam()
     # float32 by name: a weakly typed first state would compile the update a second time
     rate = jnp.asarray(config.learning_rate, jnp.float32)
     return PPOState(actor, critic, adam.init(actor), adam.init(critic), rate)
@@ -233,16 +232,33 @@ def critic_loss(
 def _gradient(config: PPOConfig, place: str, function: Any, net: Any, rho: Array) -> tuple[Penalised, Any]:
     if config.penalty is None or config.penalty.placement not in (place, "both"):
         (loss, aux), grad = jax.value_and_grad(lambda net: function(net)[::2], has_aux=True)(net)
-        return Penalised(loss, jnp.zeros_like(loss), jnp.zeros_like(loss), aux), grad
-    return penalised_value_and_grad(function, config.penalty.coefficient)(net, rho)
+        values = Penalised(loss, jnp.zeros_like(loss), jnp.zeros_like(loss), aux)
+    else:
+        values, grad = penalised_value_and_grad(function, config.penalty.coefficient)(net, rho)
+    if jax.default_backend() == "cpu":
+        # Clip and Adam are then compiled alike with and without the penalty, and rho = 0 gives the same bits.
+        grad = jax.lax.optimization_barrier(grad)
+    return values, grad
 
 
 def _step(config: PPOConfig, net: Any, moments: Any, grad: Any, rate: Array) -> tuple[Any, Any, Array]:
-    """One Adam step behind a clip by global norm; also the norm before clipping."""
+    """One Adam step behind a clip by global norm; also the norm before clipping.
+
+    Moments as m + (1 - b)(g - m): one product and one sum, so a compiler can round them in one way only, and programs with and
+    without a penalty agree to the bit. (b m + (1 - b) g may be fused from either side.)
+    """
     norm = optax.tree.norm(grad)
     scale = jnp.where(norm < config.max_grad_norm, 1.0, config.max_grad_norm / norm)
-    updates, moments = _adam(config).update(jax.tree.map(lambda g: g * scale, grad), moments)
-    return jax.tree.map(lambda p, u: p - rate * u, net, updates), moments, norm
+    grad = jax.tree.map(lambda g: g * scale, grad)
+    count = moments.count + 1
+    mu = jax.tree.map(lambda m, g: m + (1 - BETA_1) * (g - m), moments.mu, grad)
+    nu = jax.tree.map(lambda v, g: v + (1 - BETA_2) * (g * g - v), moments.nu, grad)
+    unbias_1, unbias_2 = 1 - BETA_1 ** count.astype(norm.dtype), 1 - BETA_2 ** count.astype(norm.dtype)
+
+    def moved(p: Array, m: Array, v: Array) -> Array:
+        return p - rate * ((m / unbias_1) / (jnp.sqrt(v / unbias_2) + config.adam_eps))
+
+    return jax.tree.map(moved, net, mu, nu), moments._replace(count=count, mu=mu, nu=nu), norm
 
 
 def adapt_rate(rate: Float[Array, ""], kl: Float[Array, ""], target: float) -> Float[Array, ""]:

@@ -1,0 +1,214 @@
+"""What one minibatch update costs in training: `python -m benchmarks.update`.
+
+`ppo.update_fleet` on synthetic rollouts with the paper's actor (Top-2, three layers of 256, observation 39, action 4) and
+critic: about 32 minibatches in one call, the state donated, as in training. Milliseconds per minibatch, with and without the
+penalty, for fleets of several sizes; and in the same run one jitted call per minibatch of the same network, dense, one run,
+no scan: how the released code is built, without its other costs. Best of several, compiling excluded.
+"""
+
+import argparse
+import dataclasses
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.timing import device
+from sphere.algos import ppo
+from sphere.nets import NetConfig
+from sphere.variants import PenaltyConfig
+
+OBS, ACT, ENVS, EPOCHS, MINIBATCHES = 39, 4, 8, 2, 32
+ON_CPU = jax.default_backend() == "cpu"
+MANY = 100  # experts from which a CPU gets less to do: Adam alone then moves gigabytes per minibatch
+RHO = 0.1
+
+
+def settings(experts: int, batch: int, penalty: bool, minibatches: int) -> ppo.PPOConfig:
+    return ppo.PPOConfig(
+        num_envs=ENVS,
+        rollout_steps=batch * minibatches // (ENVS * EPOCHS),
+        batch_size=batch,
+        epochs=EPOCHS,
+        actor=NetConfig(kind="top-k", experts=experts),
+        penalty=PenaltyConfig() if penalty else None,
+    )
+
+
+def shapes(config: ppo.PPOConfig) -> ppo.PPOState:
+    return eqx.filter_eval_shape(lambda: ppo.init(config, OBS, ACT, jnp.uint32(0)))
+
+
+def fresh(config: ppo.PPOConfig, fleet: int | None) -> ppo.PPOState:
+    """LeCun-scaled networks and zero moments, by numpy: `init` would take longer to compile than all the rest to run."""
+    rng = np.random.default_rng(0)
+
+    def fill(path: Any, leaf: Any) -> jax.Array:
+        name = jax.tree_util.keystr(path)
+        value = jnp.zeros(leaf.shape, leaf.dtype)
+        if "temperature" in name and "moments" not in name:
+            value = jnp.ones(leaf.shape, leaf.dtype)
+        elif "kernel" in name and "moments" not in name:
+            value = jnp.asarray(leaf.shape[-2] ** -0.5 * rng.standard_normal(leaf.shape, np.float32))
+        return value if fleet is None else jnp.repeat(value[None], fleet, axis=0)
+
+    return jax.tree_util.tree_map_with_path(fill, shapes(config))
+
+
+def experience(config: ppo.PPOConfig, fleet: int) -> ppo.Rollout:
+    """Observations of unit scale, actions of the first policy's kind, episodes that end by time limit."""
+    rng = np.random.default_rng(1)
+    shape = (fleet, config.rollout_steps, config.num_envs)
+
+    def normal(*more: int) -> np.ndarray:
+        return rng.standard_normal((*shape, *more), np.float32)
+
+    action = normal(ACT)
+    log_prob = -0.5 * np.sum(action**2 + np.log(2 * np.pi, dtype=np.float32), axis=-1)
+    done = rng.random(shape) < 0.01
+    return ppo.Rollout(normal(OBS), action, log_prob, normal(), normal(OBS), np.zeros(shape, bool), done)
+
+
+def best(once: Callable[[], float], repeats: int, seconds: float) -> float:
+    """Best of up to `repeats` timed calls, as many as fit into about `seconds`, after one that compiles."""
+    once()
+    times = [once()]
+    while len(times) < repeats and sum(times) + times[-1] < seconds:
+        times.append(once())
+    return min(times)
+
+
+def fleet_milliseconds(config: ppo.PPOConfig, fleet: int, repeats: int, seconds: float) -> float:
+    """Per minibatch of all runs together, by whole updates."""
+    state = fresh(config, fleet)
+    rollout = jax.device_put(experience(config, fleet))
+    seeds = jnp.arange(fleet, dtype=jnp.uint32)
+    rates = (config.learning_rate, config.final_learning_rate)
+    hyper = ppo.Hyper(jnp.full(fleet, RHO), *(jnp.full(fleet, rate) for rate in rates))
+    minibatches = config.epochs * config.num_envs * config.rollout_steps // config.batch_size
+
+    def once() -> float:
+        nonlocal state
+        start = time.perf_counter()
+        state, metrics = ppo.update_fleet(config, state, hyper, rollout, seeds, np.int32(0), np.float32(0))
+        jax.block_until_ready((state, metrics))
+        elapsed = time.perf_counter() - start
+        if not bool(jnp.all(metrics.finite)):
+            raise RuntimeError("the synthetic update became NaN: its times mean nothing")
+        return elapsed
+
+    return 1e3 * best(once, repeats, seconds) / minibatches
+
+
+def call_milliseconds(config: ppo.PPOConfig, repeats: int, seconds: float) -> float:
+    """Per minibatch by a jitted call each: dense experts, one run, nothing scanned or donated."""
+    config = dataclasses.replace(config, actor=dataclasses.replace(config.actor, compute="dense"))
+    state = fresh(config, None)
+    rollout = ppo.Rollout(*(jnp.asarray(leaf[0]) for leaf in experience(config, 1)))
+    data = jax.jit(partial(ppo.prepare, config))(state, rollout)
+    batches = [
+        jax.tree.map(lambda leaf, i=i: leaf[i : i + config.batch_size], data)
+        for i in range(0, data.returns.shape[0], config.batch_size)
+    ]
+    hyper = ppo.Hyper(*(jnp.float32(x) for x in (RHO, config.learning_rate, config.final_learning_rate)))
+    step = jax.jit(partial(ppo.minibatch, config))
+    jax.block_until_ready(step(state, hyper, hyper.learning_rate, batches[0]))  # compiles; `once` may be long
+
+    def once() -> float:
+        nonlocal state
+        start = time.perf_counter()
+        for batch in batches:
+            state, metrics = step(state, hyper, hyper.learning_rate, batch)
+        jax.block_until_ready((state, metrics))
+        return (time.perf_counter() - start) / len(batches)
+
+    return 1e3 * min(once() for _ in range(repeats if once() * len(batches) < seconds / repeats else 1))
+
+
+def memory() -> int:
+    """Bytes that can be used."""
+    if ON_CPU:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return (jax.devices()[0].memory_stats() or {}).get("bytes_limit", 2**63)
+
+
+def refusal(config: ppo.PPOConfig, fleet: int, alone: float | None, limit: float) -> str | None:
+    """Why a fleet is not timed, if it is not. `alone`: milliseconds of one run."""
+    experts = config.actor.experts
+    if ON_CPU and fleet > 1 and experts >= MANY:
+        return f"on a CPU, {experts} experts are timed with one run only"
+    parameters = sum(leaf.size for leaf in jax.tree.leaves((shapes(config).actor, shapes(config).critic)))
+    # parameters and two moments, two gradients and their sum, and the same again for what is under way
+    need = 4 * parameters * fleet * 10
+    if need > memory():
+        return f"needs about {need / 2**30:.0f} GiB, there are {memory() / 2**30:.0f}"
+    minibatches = config.epochs * config.num_envs * config.rollout_steps // config.batch_size
+    expected = 0.0 if alone is None else 2e-3 * alone * fleet * minibatches
+    if expected > limit:
+        return f"would take about {expected:.0f} s a measurement, the limit is {limit:.0f} (--seconds)"
+    return None
+
+
+def compare(experts: int, batch: int, fleets: list[int], seconds: float, quick: bool) -> None:
+    """All rows of one number of experts and one minibatch size."""
+    few = quick or (ON_CPU and experts >= MANY)
+    minibatches = 4 if few and experts >= MANY else 8 if few else MINIBATCHES
+    repeats = 2 if quick else 5
+    off, on = (settings(experts, batch, penalty, minibatches) for penalty in (False, True))
+    reason = refusal(on, 1, None, seconds)
+    if reason:
+        print(f"{experts:>5} {batch:>4}   skipped: {reason}", flush=True)
+        return
+    calls = [call_milliseconds(config, repeats, seconds) for config in (off, on)]
+    row = f"{experts:>5} {batch:>4} {'calls':>6}"
+    print(
+        f"{row} {calls[0]:>9.3f} {calls[0]:>9.3f} {calls[1]:>9.3f} {calls[1]:>9.3f} {calls[1] / calls[0]:>7.2f}",
+        flush=True,
+    )
+    alone = None
+    for fleet in fleets:
+        row = f"{experts:>5} {batch:>4} {fleet:>6}"
+        reason = refusal(on, fleet, alone, seconds)
+        if reason:
+            print(f"{row}   skipped: {reason}", flush=True)
+            continue
+        times = [fleet_milliseconds(config, fleet, repeats, seconds) for config in (off, on)]
+        alone = alone or times[1] / fleet
+        columns = [number for whole in times for number in (whole, whole / fleet)]
+        faster = [call / (whole / fleet) for call, whole in zip(calls, times, strict=True)]
+        print(
+            row + "".join(f" {number:>9.3f}" for number in columns) + f" {times[1] / times[0]:>7.2f}"
+            f" {faster[0]:>9.1f}x {faster[1]:>8.1f}x",
+            flush=True,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--experts", type=int, nargs="+", default=[10, 1000])
+    parser.add_argument("--batch", type=int, nargs="+", default=[64, 256], help="samples of a minibatch")
+    parser.add_argument("--fleets", type=int, nargs="+", default=[1, 5, 10], help="runs in a fleet")
+    parser.add_argument("--seconds", type=float, default=8.0 if ON_CPU else 60.0, help="longest measurement")
+    parser.add_argument("--quick", action="store_true", help="fewer minibatches and repeats")
+    arguments = parser.parse_args()
+    print(f"PPO minibatch update on {device()}: Top-2, width 256, depth 3, observation {OBS}, action {ACT}")
+    print("milliseconds per minibatch; 'calls': one jitted call per minibatch, dense, one run, no scan")
+    print("products at precision", jax.config.jax_default_matmul_precision or "default (TF32 on NVIDIA GPUs)", "\n")
+    print(f"{'':>17} {'no penalty':>19} {'penalty':>19} {'on to':>7} {'against calls, per run':>20}")
+    head = f"{'E':>5} {'N':>4} {'fleet':>6} {'fleet':>9} {'per run':>9} {'fleet':>9} {'per run':>9} {'off':>7}"
+    print(f"{head} {'off':>10} {'on':>9}", flush=True)
+    started = time.perf_counter()
+    for experts in arguments.experts:
+        for batch in arguments.batch:
+            compare(experts, batch, sorted(arguments.fleets), arguments.seconds, arguments.quick)
+    print(f"\n{time.perf_counter() - started:.0f} s in all, compiling included")
+
+
+if __name__ == "__main__":
+    main()
