@@ -118,7 +118,6 @@ def call_milliseconds(config: ppo.PPOConfig, repeats: int, seconds: float) -> fl
     ]
     hyper = ppo.Hyper(*(jnp.float32(x) for x in (RHO, config.learning_rate, config.final_learning_rate)))
     step = jax.jit(partial(ppo.minibatch, config))
-    jax.block_until_ready(step(state, hyper, hyper.learning_rate, batches[0]))  # compiles; `once` may be long
 
     def once() -> float:
         nonlocal state
@@ -126,9 +125,9 @@ def call_milliseconds(config: ppo.PPOConfig, repeats: int, seconds: float) -> fl
         for batch in batches:
             state, metrics = step(state, hyper, hyper.learning_rate, batch)
         jax.block_until_ready((state, metrics))
-        return (time.perf_counter() - start) / len(batches)
+        return time.perf_counter() - start
 
-    return 1e3 * min(once() for _ in range(repeats if once() * len(batches) < seconds / repeats else 1))
+    return 1e3 * best(once, repeats, seconds) / len(batches)
 
 
 def memory() -> int:
@@ -199,7 +198,7 @@ def main() -> None:
     arguments = parser.parse_args()
     print(f"PPO minibatch update on {device()}: Top-2, width 256, depth 3, observation {OBS}, action {ACT}")
     print("milliseconds per minibatch; 'calls': one jitted call per minibatch, dense, one run, no scan")
-    print("products at precision", jax.config.jax_default_matmul_precision or "default (TF32 on NVIDIA GPUs)", "\n")
+    print("products at default precision (TF32 on NVIDIA GPUs)\n")
     print(f"{'':>17} {'no penalty':>19} {'penalty':>19} {'on to':>7} {'against calls, per run':>20}")
     head = f"{'E':>5} {'N':>4} {'fleet':>6} {'fleet':>9} {'per run':>9} {'fleet':>9} {'per run':>9} {'off':>7}"
     print(f"{head} {'off':>10} {'on':>9}", flush=True)

@@ -267,7 +267,7 @@ def test_three_minibatches_equal_the_equations():
             sphere, extra_grad = extra(actor, double)
             value_loss, value_grad = error(value, double)
         coefficient = rho * plain_norm(task_grad, 1e-8) / (plain_norm(extra_grad, 1e-8) + 1e-8)
-        grad = jax.tree.map(lambda t, e: np.asarray(t) + coefficient * np.asarray(e), task_grad, extra_grad)
+        grad = jax.tree.map(lambda t, e, c=coefficient: np.asarray(t) + c * np.asarray(e), task_grad, extra_grad)
         value_grad = jax.tree.map(lambda g: 0.5 * np.asarray(g), value_grad)  # value coefficient 0.5
         ratio = np.asarray(ratio)
         want = {
