@@ -77,7 +77,7 @@ def test_mistakes_are_answered_with_a_sentence(words, sentence, capsys):
 def test_impossible_settings_are_answered_too(capsys):
     with pytest.raises(SystemExit):
         main(["train", "--preset", "probe-crl", "--ppo.batch-size", "100"])
-    assert "use one of 32, 64, 128" in " ".join(capsys.readouterr().err.split())
+    assert "64, 128, 256" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_mistyped_option_is_answered_with_the_nearest_one(capsys):
