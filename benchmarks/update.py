@@ -30,8 +30,9 @@ MANY = 100  # experts from which a CPU gets less to do: Adam alone then moves gi
 RHO = 0.1
 
 
-def settings(experts: int, batch: int, penalty: bool, minibatches: int) -> ppo.PPOConfig:
+def settings(experts: int, batch: int, penalty: bool, minibatches: int, deterministic: bool = True) -> ppo.PPOConfig:
     return ppo.PPOConfig(
+        deterministic=deterministic,
         num_envs=ENVS,
         rollout_steps=batch * minibatches // (ENVS * EPOCHS),
         batch_size=batch,
@@ -154,12 +155,12 @@ def refusal(config: ppo.PPOConfig, fleet: int, alone: float | None, limit: float
     return None
 
 
-def compare(experts: int, batch: int, fleets: list[int], seconds: float, quick: bool) -> None:
+def compare(experts: int, batch: int, fleets: list[int], seconds: float, quick: bool, deterministic: bool) -> None:
     """All rows of one number of experts and one minibatch size."""
     large = ON_CPU and experts >= MANY
     minibatches = 4 if large else 8 if quick else 16 if ON_CPU else 32
     repeats = 2 if quick else 3 if ON_CPU else 5
-    off, on = (settings(experts, batch, penalty, minibatches) for penalty in (False, True))
+    off, on = (settings(experts, batch, penalty, minibatches, deterministic) for penalty in (False, True))
     reason = refusal(on, 1, None, seconds)
     if reason:
         print(f"{experts:>5} {batch:>4}   skipped: {reason}", flush=True)
@@ -194,18 +195,20 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="+", default=[64, 256], help="samples of a minibatch")
     parser.add_argument("--fleets", type=int, nargs="+", default=[1, 5, 10], help="runs in a fleet")
     parser.add_argument("--seconds", type=float, default=8.0 if ON_CPU else 60.0, help="longest measurement")
+    parser.add_argument("--fast", action="store_true", help="GPU kernels chosen by timing (deterministic=False)")
     parser.add_argument("--quick", action="store_true", help="fewer minibatches and repeats")
     arguments = parser.parse_args()
     print(f"PPO minibatch update on {device()}: Top-2, width 256, depth 3, observation {OBS}, action {ACT}")
     print("milliseconds per minibatch; 'calls': one jitted call per minibatch, dense, one run, no scan")
-    print("products at default precision (TF32 on NVIDIA GPUs)\n")
+    chosen = "timing" if arguments.fast else "rule: the same bits in every process"
+    print(f"products at default precision (TF32 on NVIDIA GPUs), GPU kernels chosen by {chosen}\n")
     print(f"{'':>17} {'no penalty':>19} {'penalty':>19} {'on to':>7} {'faster than calls':>19}")
     head = f"{'E':>5} {'N':>4} {'fleet':>6} {'fleet':>9} {'per run':>9} {'fleet':>9} {'per run':>9} {'off':>7}"
     print(f"{head} {'off':>9} {'on':>9}", flush=True)
     started = time.perf_counter()
     for experts in arguments.experts:
         for batch in arguments.batch:
-            compare(experts, batch, sorted(arguments.fleets), arguments.seconds, arguments.quick)
+            compare(experts, batch, sorted(arguments.fleets), arguments.seconds, arguments.quick, not arguments.fast)
     print(f"\n{time.perf_counter() - started:.0f} s in all, compiling included")
 
 

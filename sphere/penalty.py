@@ -211,8 +211,7 @@ def penalised_value_and_grad(
             task_of = jax.value_and_grad(lambda params: function(params, *args)[::2], has_aux=True)
             (loss, aux), task = task_of(params)
             penalty, extra = jax.value_and_grad(lambda params: function(params, *args)[1])(params)
-            if jax.default_backend() == "cpu":  # nothing after it may change how it is rounded
-                task = jax.lax.optimization_barrier(task)
+            task = jax.lax.optimization_barrier(task)  # nothing after it may change how it is rounded
             weight = rho * global_norm(task) / (global_norm(extra) + 1e-8)
             grad = jax.tree.map(lambda t, e: jnp.where(rho == 0, t, t + weight * e), task, extra)
         else:

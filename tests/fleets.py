@@ -45,6 +45,7 @@ def write(config: FleetConfig, directory: Path) -> None:
 def resume(directory: Path, cache: Path, **environment: str) -> subprocess.Popen:
     """`sphere resume` in a process of its own; compiled programs are shared through `cache` to save time."""
     settings = {
+        "JAX_DEFAULT_MATMUL_PRECISION": "highest",  # as in the tests' own process
         "JAX_COMPILATION_CACHE_DIR": str(cache),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",

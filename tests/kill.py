@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import fleets
+import jax
 import numpy as np
 
 from sphere.runs.loop import train
@@ -49,6 +50,7 @@ def _size(directory: Path) -> int:
 def main() -> None:
     kills = int(sys.argv[1]) if len(sys.argv) > 1 else 20
     config = dataclasses.replace(fleets.TINY, steps_per_task=64 * 60)
+    jax.config.update("jax_default_matmul_precision", "highest")  # as in the processes that are killed
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         train(config, root / "straight", quiet=True)

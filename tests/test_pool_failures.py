@@ -101,7 +101,8 @@ def test_closing_twice_by_with_and_by_collection():
 def script(body, tmp_path, **options):
     """A learner, without any `if __name__`, that says the ids of its two workers, then does `body`."""
     text = f"""
-        import os, sys, time
+        import os, signal, sys, time
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit "ignore"
         sys.path.insert(0, {str(Path(__file__).parent)!r})
         import numpy as np
         from walk import Walk

@@ -230,7 +230,7 @@ def test_wandb_gets_the_same_numbers_if_asked_for(tmp_path, monkeypatch):
 
 
 def test_one_program_for_all_tasks(tmp_path):
-    ppo.update_fleet.clear_cache()
+    ppo._update_exactly.clear_cache()
     config = dataclasses.replace(TINY, seeds=(0,), rho=(0.0,), steps_per_task=128, workers=0)
     train(config, tmp_path / "fleet", quiet=True)
-    assert ppo.update_fleet._cache_size() == 1
+    assert ppo._update_exactly._cache_size() == 1

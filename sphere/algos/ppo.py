@@ -17,11 +17,12 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Integer
 
+from sphere.algos.adam import clipped_adam
+from sphere.algos.packing import packing
 from sphere.nets import GaussianActor, NetConfig, Value, build
 from sphere.penalty import Penalised, penalised_value_and_grad
 from sphere.variants import ALL_EXPERTS, PenaltyConfig, penalty
 
-BETA_1, BETA_2 = 0.9, 0.999  # Adam's decay rates
 Numbers = Any  # arrays of jax, or of numpy where they come from the host
 
 # Purposes of random keys: a key is used once, and a new consumer gets a new number.
@@ -61,6 +62,9 @@ class PPOConfig:
     critic: NetConfig = NetConfig(kind="mlp")
     penalty: PenaltyConfig | None = PenaltyConfig()
     """None: no penalty in the program at all; rho = 0 gives the same numbers with it."""
+    deterministic: bool = True
+    """On a GPU, choose kernels by rule, not by timing them: the same seed then gives the same bits in every process, as an
+    exact resume needs. False makes updates about a quarter faster."""
 
     def __post_init__(self) -> None:
         samples = self.num_envs * self.rollout_steps
@@ -82,8 +86,9 @@ class Hyper(NamedTuple):
 
 
 class PPOState(eqx.Module):
-    actor: GaussianActor
-    critic: Value
+    actor: GaussianActor | Any
+    """The network; inside an update its packed form."""
+    critic: Value | Any
     actor_moments: optax.ScaleByAdamState
     critic_moments: optax.ScaleByAdamState
     rate: Float[Array, "*fleet"]
@@ -138,10 +143,10 @@ def init(config: PPOConfig, obs_size: int, action_size: int, seed: Integer[Array
     trunk = build(nets["actor"], obs_size, action_size, key=jax.random.fold_in(key, INIT_ACTOR))
     actor = GaussianActor(trunk, action_size)
     critic = Value(build(nets["critic"], obs_size, 1, key=jax.random.fold_in(key, INIT_CRITIC)))
-    adam = optax.scale_by_adam()
+    moments = optax.scale_by_adam().init
     # float32 by name: a weakly typed first state would compile the update a second time
     rate = jnp.asarray(config.learning_rate, jnp.float32)
-    return PPOState(actor, critic, adam.init(actor), adam.init(critic), rate)
+    return PPOState(actor, critic, moments(actor), moments(critic), rate)
 
 
 def act(
@@ -235,30 +240,8 @@ def _gradient(config: PPOConfig, place: str, function: Any, net: Any, rho: Array
         values = Penalised(loss, jnp.zeros_like(loss), jnp.zeros_like(loss), aux)
     else:
         values, grad = penalised_value_and_grad(function, config.penalty.coefficient)(net, rho)
-    if jax.default_backend() == "cpu":
-        # Clip and Adam are then compiled alike with and without the penalty, and rho = 0 gives the same bits.
-        grad = jax.lax.optimization_barrier(grad)
-    return values, grad
-
-
-def _step(config: PPOConfig, net: Any, moments: Any, grad: Any, rate: Array) -> tuple[Any, Any, Array]:
-    """One Adam step behind a clip by global norm; also the norm before clipping.
-
-    Moments as m + (1 - b)(g - m): one product and one sum, so a compiler can round them in one way only, and programs with and
-    without a penalty agree to the bit. (b m + (1 - b) g may be fused from either side.)
-    """
-    norm = optax.tree.norm(grad)
-    scale = jnp.where(norm < config.max_grad_norm, 1.0, config.max_grad_norm / norm)
-    grad = jax.tree.map(lambda g: g * scale, grad)
-    count = moments.count + 1
-    mu = jax.tree.map(lambda m, g: m + (1 - BETA_1) * (g - m), moments.mu, grad)
-    nu = jax.tree.map(lambda v, g: v + (1 - BETA_2) * (g * g - v), moments.nu, grad)
-    unbias_1, unbias_2 = 1 - BETA_1 ** count.astype(norm.dtype), 1 - BETA_2 ** count.astype(norm.dtype)
-
-    def moved(p: Array, m: Array, v: Array) -> Array:
-        return p - rate * ((m / unbias_1) / (jnp.sqrt(v / unbias_2) + config.adam_eps))
-
-    return jax.tree.map(moved, net, mu, nu), moments._replace(count=count, mu=mu, nu=nu), norm
+    # Clip and Adam are then compiled alike with and without the penalty, and rho = 0 gives the same bits.
+    return values, jax.lax.optimization_barrier(grad)
 
 
 def adapt_rate(rate: Float[Array, ""], kl: Float[Array, ""], target: float) -> Float[Array, ""]:
@@ -268,18 +251,24 @@ def adapt_rate(rate: Float[Array, ""], kl: Float[Array, ""], target: float) -> F
 
 
 def minibatch(
-    config: PPOConfig, state: PPOState, hyper: Hyper, scheduled_rate: Float[Array, ""], batch: Batch
+    config: PPOConfig,
+    state: PPOState,
+    hyper: Hyper,
+    scheduled_rate: Float[Array, ""],
+    batch: Batch,
+    unpack: tuple[Any, Any] = (lambda actor: actor, lambda critic: critic),
 ) -> tuple[PPOState, Metrics]:
-    """One gradient step of the actor, then of the critic."""
+    """One gradient step of the actor, then of the critic; `unpack` makes the networks of what the state holds for them."""
     rate = scheduled_rate if config.target_kl is None else state.rate
     actor_values, actor_grad = _gradient(
-        config, "actor", lambda net: actor_loss(config, net, batch), state.actor, hyper.rho
+        config, "actor", lambda net: actor_loss(config, unpack[0](net), batch), state.actor, hyper.rho
     )
     critic_values, critic_grad = _gradient(
-        config, "critic", lambda net: critic_loss(config, net, batch), state.critic, hyper.rho
+        config, "critic", lambda net: critic_loss(config, unpack[1](net), batch), state.critic, hyper.rho
     )
-    actor, actor_moments, actor_norm = _step(config, state.actor, state.actor_moments, actor_grad, rate)
-    critic, critic_moments, critic_norm = _step(config, state.critic, state.critic_moments, critic_grad, rate)
+    adam = partial(clipped_adam, max_norm=config.max_grad_norm, eps=config.adam_eps)
+    actor, actor_moments, actor_norm = adam(state.actor, state.actor_moments, actor_grad, rate)
+    critic, critic_moments, critic_norm = adam(state.critic, state.critic_moments, critic_grad, rate)
     terms: ActorTerms = actor_values.aux
     adapted = state.rate if config.target_kl is None else adapt_rate(state.rate, terms.kl, config.target_kl)
     metrics = Metrics(
@@ -328,9 +317,13 @@ def update(
     def step(state: PPOState, rows: Integer[Array, " batch"]) -> tuple[PPOState, Metrics]:
         parts = jnp.split(table[rows], ends, axis=1)
         batch = Batch(*(part.reshape(-1, *leaf.shape[1:]) for part, leaf in zip(parts, data, strict=True)))
-        return minibatch(config, state, hyper, rate, batch)
+        return minibatch(config, state, hyper, rate, batch, (unpack_actor, unpack_critic))
 
-    state, metrics = jax.lax.scan(step, state, orders.reshape(-1, config.batch_size))
+    pack_actor, unpack_actor = packing(state.actor)
+    pack_critic, unpack_critic = packing(state.critic)
+    packed = _repacked(state, pack_actor, pack_critic)
+    packed, metrics = jax.lax.scan(step, packed, orders.reshape(-1, config.batch_size))
+    state = _repacked(packed, unpack_actor, unpack_critic)
     means = jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0, dtype=jnp.float32), metrics)
     healthy = jnp.all(metrics.finite) & jnp.all(
         jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves((state.actor, state.critic))])
@@ -338,25 +331,43 @@ def update(
     return state, means._replace(finite=healthy)
 
 
+def _repacked(state: PPOState, actor: Any, critic: Any) -> PPOState:
+    """Networks and moments in another form; counters as they are."""
+
+    def moments(adam: optax.ScaleByAdamState, change: Any) -> optax.ScaleByAdamState:
+        return adam._replace(mu=change(adam.mu), nu=change(adam.nu))
+
+    return PPOState(
+        actor(state.actor),
+        critic(state.critic),
+        moments(state.actor_moments, actor),
+        moments(state.critic_moments, critic),
+        state.rate,
+    )
+
+
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def init_fleet(config: PPOConfig, obs_size: int, action_size: int, seeds: Integer[Numbers, " run"]) -> PPOState:
     return jax.vmap(lambda seed: init(config, obs_size, action_size, seed))(seeds)
 
 
-@jax.jit
+EXACT = {"xla_gpu_deterministic_ops": True}
+"""Compiler options for the same bits in every process: without, a GPU's kernels are those that happened to be fastest."""
+
+
+@partial(jax.jit, compiler_options=EXACT)
 def act_fleet(
     actor: GaussianActor, obs: Float[Numbers, "run env obs"], seeds: Integer[Numbers, " run"], step: Numbers
 ) -> tuple[Float[Array, "run env act"], Float[Array, "run env"]]:
     return jax.vmap(act, in_axes=(0, 0, 0, None))(actor, obs, seeds, step)
 
 
-@jax.jit
+@partial(jax.jit, compiler_options=EXACT)
 def mean_fleet(actor: GaussianActor, obs: Float[Numbers, "run env obs"]) -> Float[Array, "run env act"]:
     """Deterministic actions, for evaluation."""
     return jax.vmap(lambda actor, obs: actor(obs)[0].mean)(actor, obs)
 
 
-@partial(jax.jit, static_argnums=0, donate_argnums=1)
 def update_fleet(
     config: PPOConfig,
     state: PPOState,
@@ -366,5 +377,14 @@ def update_fleet(
     iteration: Numbers,
     progress: Numbers,
 ) -> tuple[PPOState, Metrics]:
-    one = partial(update, config)
-    return jax.vmap(one, in_axes=(0, 0, 0, 0, None, None))(state, hyper, rollout, seeds, iteration, progress)
+    """`update` of every run; the state that goes in is gone afterwards (donated)."""
+    compiled = _update_exactly if config.deterministic else _update_fast
+    return compiled(config, state, hyper, rollout, seeds, iteration, progress)
+
+
+def _update_fleet(config: PPOConfig, *arguments: Any) -> tuple[PPOState, Metrics]:
+    return jax.vmap(partial(update, config), in_axes=(0, 0, 0, 0, None, None))(*arguments)
+
+
+_update_fast = jax.jit(_update_fleet, static_argnums=0, donate_argnums=1)
+_update_exactly = jax.jit(_update_fleet, static_argnums=0, donate_argnums=1, compiler_options=EXACT)

@@ -4,7 +4,6 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +15,7 @@ from sphere.runs import checkpoint
 from sphere.runs.rollout import Collector, Episodes, Statistics, evaluate, random_states
 from sphere.runs.settings import FleetConfig
 
-_diagnose = eqx.filter_jit(eqx.filter_vmap(diagnose))
+_diagnose = jax.jit(jax.vmap(diagnose), compiler_options=ppo.EXACT)
 
 
 def task_name(task: str) -> str:
