@@ -98,6 +98,19 @@ def test_closing_twice_by_with_and_by_collection():
     assert forgotten.returncode == 0
 
 
+LEARNERS = []
+
+
+@pytest.fixture(autouse=True)
+def no_learner_outlives_its_test():
+    """Also not one whose test failed: it would step for ever beside all other tests."""
+    yield
+    while LEARNERS:
+        learner = LEARNERS.pop()
+        learner.kill()
+        learner.communicate()
+
+
 def script(body, tmp_path, **options):
     """A learner, without any `if __name__`, that says the ids of its two workers, then does `body`."""
     text = f"""
@@ -121,6 +134,7 @@ def script(body, tmp_path, **options):
         text=True,
         **options,
     )
+    LEARNERS.append(learner)
     assert learner.stdout is not None
     pids = [int(word) for word in learner.stdout.readline().split()]
     assert len(pids) == 2

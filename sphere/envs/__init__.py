@@ -5,6 +5,7 @@ Importing this package imports no simulator, not even gymnasium; a suite is impo
 
 import difflib
 import importlib
+import inspect
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SUITES", "Batch", "Suite", "make", "suite", "tasks", "unknown"]
 
-SUITES = {"probe": "sphere.envs.probes:Probes"}
+SUITES = {"probe": "sphere.envs.probes:Probes", "metaworld": "sphere.envs.metaworld:MetaWorld"}
 """Suite name -> "module:class" of its batch of environments, imported on first use."""
 
 
@@ -32,7 +33,7 @@ def make(
     """`num_envs` environments of "suite/task" for every run seed, as one `gymnasium.vector.VectorEnv`.
 
     Several seeds make a fleet: environments are in run-major order, and each run's trajectories are those it
-    would have alone. `settings` go to the suite.
+    would have alone. `settings` go to the suite; for metaworld: goals ("random", "frozen"), horizon, one_hot.
     """
     from sphere.envs.pool import Pool
 
@@ -40,6 +41,11 @@ def make(
     if not slash:
         raise ValueError(f"environment {name!r} has no suite; write 'suite/task', for example {_example()!r}")
     seeds = [seed] if isinstance(seed, int | np.integer) else seed
+    taken = list(inspect.signature(suite(suite_name)).parameters)[2:]
+    for setting in settings:
+        if setting not in taken:
+            has = f"it has {', '.join(taken)}" if taken else "it has none"
+            raise ValueError(f"the suite {suite_name!r} has no setting {setting!r}; {has}")
     return Pool(suite(suite_name), task, num_envs, seeds, workers, timeout, settings)
 
 

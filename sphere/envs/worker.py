@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 GRACE = 2.0
 """Seconds that a worker gets to leave by itself when its pool closes."""
 
+SPIN = 100e-6
+"""Seconds that a worker looks for the next command before it sleeps: waking a sleeping process takes as long as the learner
+takes between two steps. It yields its core meanwhile to whoever wants it."""
+
 PARENT_CHECK = 0.5
 """Seconds between a worker's looks at whether the learner still lives."""
 
@@ -162,8 +166,10 @@ def cores() -> int:
 def serve(share: "Share", commands: Connection, replies: Connection) -> None:
     """The worker's end of `Process`: obey until the pipe closes."""
     read, write = commands.fileno(), replies.fileno()
+    waiting = select.poll()
+    waiting.register(read, select.POLLIN)
     try:
-        while kind := os.read(read, 1):
+        while kind := _next_byte(read, waiting):
             try:
                 if kind == b"s":
                     share.step()
@@ -181,6 +187,13 @@ def serve(share: "Share", commands: Connection, replies: Connection) -> None:
         pass  # the learner has gone
     finally:
         share.close()
+
+
+def _next_byte(read: int, waiting: Any) -> bytes:
+    end = time.perf_counter() + SPIN
+    while not waiting.poll(0) and time.perf_counter() < end:
+        os.sched_yield()
+    return os.read(read, 1)
 
 
 def leave_with(parent: int) -> None:

@@ -1,0 +1,204 @@
+"""How fast environments step, and what they weigh: `python -m benchmarks.env [--suite metaworld] [--memory]`.
+
+Per task in one run, on the same cores: our pool with random actions; `gymnasium.vector.AsyncVectorEnv` over the
+package's own environments, a process each; and physics alone, bare `mj_step(nstep=5)` with random controls. Whole
+episodes, resets included, best of several interleaved rounds. Workers and physics have a core each to themselves: where
+something else is running, the scheduler tends to wake two workers on one core, one after the other. On a machine that is
+busy otherwise, `--core-time` counts the time that our processes have run instead of the clock's.
+"""
+
+import argparse
+import math
+import multiprocessing
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+# This file is imported by every process that it starts: sphere, and jax with it, only where they are used.
+
+EPISODE, FRAME_SKIP = 500, 5
+ACTIONS = 1000
+"""Random actions are drawn in advance and used in turn."""
+
+
+def steps_per_second(
+    step: Callable[[int], Any], envs: int, seconds: float, clock: Callable[[], float] = time.perf_counter
+) -> float:
+    """Of `envs` environments together, over whole episodes that take `seconds` or more."""
+    count, begun, start = 0, time.perf_counter(), clock()
+    while time.perf_counter() - begun < seconds:
+        for i in range(EPISODE):
+            step(i)
+        count += EPISODE * envs
+    return count / (clock() - start)
+
+
+def core_clock(pids: list[int]) -> Callable[[], float]:
+    """Seconds that these processes and this one have run, divided by the cores that they may use."""
+
+    def clock() -> float:
+        fields = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
+        ticks = sum(int(field[11]) + int(field[12]) for field in fields)
+        return (ticks / os.sysconf("SC_CLK_TCK") + time.process_time()) / len(os.sched_getaffinity(0))
+
+    return clock
+
+
+def pin(pid: int, index: int) -> None:
+    """To one of our cores by turns."""
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(pid, {cores[index % len(cores)]})
+
+
+def package_env(task: str) -> Any:
+    """MetaWorld's own environment with a new goal every episode."""
+    from metaworld.env_dict import ALL_V3_ENVIRONMENTS
+
+    env = ALL_V3_ENVIRONMENTS[f"{task}-v3"]()
+    env._partially_observable, env._set_task_called, env._freeze_rand_vec = False, True, False
+    del env.sawyer_observation_space  # cached with the goal hidden
+    return env
+
+
+def physics(task: str, envs: int, seconds: float, core_time: bool, barrier: Any, answers: Any) -> None:
+    """Nothing but physics, in a process of its own."""
+    import mujoco
+
+    env = package_env(task)
+    env.reset()
+    model, rng = env.model, np.random.default_rng(os.getpid())
+    mocap = env.hand_init_pos + rng.normal(scale=0.02, size=(ACTIONS, envs, 3)).cumsum(0).clip(-0.1, 0.1)
+    ctrl = rng.uniform(-1, 1, (ACTIONS, envs, 1)) * [1, -1]
+    state = np.empty(mujoco.mj_stateSize(model, mujoco.mjtState.mjSTATE_INTEGRATION))
+    mujoco.mj_getState(model, env.data, state, mujoco.mjtState.mjSTATE_INTEGRATION)
+    simulations = [mujoco.MjData(model) for _ in range(envs)]
+    for data in simulations:
+        mujoco.mj_setState(model, data, state, mujoco.mjtState.mjSTATE_INTEGRATION)
+
+    def step(i: int) -> None:
+        for k, data in enumerate(simulations):
+            data.mocap_pos[0] = mocap[i % ACTIONS, k]
+            data.ctrl[:] = ctrl[i % ACTIONS, k]
+            mujoco.mj_step(model, data, FRAME_SKIP)
+
+    barrier.wait()
+    answers.put(steps_per_second(step, envs, seconds, time.process_time if core_time else time.perf_counter))
+
+
+def physics_alone(context: Any, task: str, envs: int, workers: int, seconds: float, core_time: bool) -> float:
+    barrier, answers = context.Barrier(workers), context.Queue()
+    shares = [envs * (i + 1) // workers - envs * i // workers for i in range(workers)]
+    arguments = [(task, share, seconds, core_time, barrier, answers) for share in shares]
+    processes = [context.Process(target=physics, args=each) for each in arguments]
+    for i, process in enumerate(processes):
+        process.start()
+        pin(process.pid, i)
+    total = sum(answers.get() for _ in processes)
+    for process in processes:
+        process.join()
+    return total
+
+
+def compare(
+    task: str, envs: int, workers: int, seconds: float, rounds: int, core_time: bool
+) -> tuple[float, float, float]:
+    """Steps per second of ours, the package under gymnasium, and physics alone."""
+    from gymnasium.vector import AsyncVectorEnv
+
+    from sphere.envs import make
+
+    context = multiprocessing.get_context("forkserver")
+    actions = np.random.default_rng(0).uniform(-1, 1, (ACTIONS, envs, 4)).astype(np.float32)
+    ours = make(f"metaworld/{task}", num_envs=envs, workers=workers)
+    pids = [worker.process.pid for worker in ours._workers]  # type: ignore[attr-defined]
+    for i, pid in enumerate(pids):
+        pin(pid, i)
+    theirs = AsyncVectorEnv([partial(package_env, task)] * envs, context="forkserver")
+    ours.reset()
+    theirs.reset()
+    clocks = [time.perf_counter] * 2
+    if core_time:
+        clocks = [core_clock(pids), core_clock([process.pid or 0 for process in theirs.processes])]
+    best = [0.0, 0.0, 0.0]
+    for _ in range(rounds):
+        now = (
+            steps_per_second(lambda i: ours.step(actions[i]), envs, seconds, clocks[0]),
+            steps_per_second(lambda i: theirs.step(actions[i]), envs, seconds, clocks[1]),
+            physics_alone(context, task, envs, workers, seconds, core_time),
+        )
+        best = [max(pair) for pair in zip(best, now, strict=True)]
+    ours.close()
+    theirs.close()
+    return best[0], best[1], best[2]
+
+
+def geometric_mean(values: list[float]) -> float:
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def speed(tasks: list[str], envs: int, workers: int, seconds: float, rounds: int, core_time: bool) -> None:
+    unit = "second of core time" if core_time else "second"
+    print(f"{envs} environments, {workers} workers, {len(os.sched_getaffinity(0))} cores; steps per {unit}")
+    print(f"{'task':18s} {'ours':>8s} {'package':>8s} {'physics':>8s} {'/ package':>9s} {'/ physics':>9s}")
+    gains, shares = [], []
+    for task in tasks:
+        ours, package, bare = compare(task, envs, workers, seconds, rounds, core_time)
+        gains.append(ours / package)
+        shares.append(ours / bare)
+        print(f"{task:18s} {ours:8.0f} {package:8.0f} {bare:8.0f} {gains[-1]:9.2f} {shares[-1]:9.2f}", flush=True)
+    print(f"{'geometric mean':18s} {'':26s} {geometric_mean(gains):9.2f} {geometric_mean(shares):9.2f}")
+
+
+def weight(pid: int) -> dict[str, float]:
+    """Megabytes of a process: all it has in memory (Rss), and with its part of what is shared (Pss)."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+    return {name: int(size.split()[0]) / 1024 for name, size in (line.split(":") for line in lines)}
+
+
+def memory(tasks: list[str], sizes: tuple[int, ...], workers: int) -> None:
+    """Of the worker processes, at the start and after one switch to every task."""
+    from sphere.envs import make
+
+    for envs in sizes:
+        start = time.perf_counter()
+        with make(f"metaworld/{tasks[0]}", num_envs=envs, workers=workers) as pool:
+            pool.reset()
+            print(f"{envs} environments, {workers} workers: made and reset in {time.perf_counter() - start:.1f} s")
+            for task in [*tasks, *tasks]:
+                start = time.perf_counter()
+                pool.switch(task)
+                took = time.perf_counter() - start
+                for _ in range(20):
+                    pool.step(pool.action_space.sample())
+                parts = [weight(worker.process.pid) for worker in pool._workers]  # type: ignore[attr-defined]
+                pss, rss = (sum(part[name] for part in parts) for name in ("Pss", "Rss"))
+                print(f"  {task:18s} {pss:6.0f} MB, {pss / envs:5.1f} each (Rss {rss:6.0f}); switched in {took:.2f} s")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--suite", default="metaworld", choices=["metaworld"])
+    parser.add_argument("--envs", type=int, default=8)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--tasks", nargs="*")
+    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--core-time", action="store_true", help="count the time that processes have run")
+    parser.add_argument("--memory", action="store_true", help="weigh 8 and 80 environments instead")
+    args = parser.parse_args()
+    from sphere.envs import tasks
+
+    chosen = args.tasks or list(tasks(args.suite))
+    if args.memory:
+        return memory(chosen, (8, 80), args.workers)
+    multiprocessing.set_forkserver_preload(["metaworld.env_dict"])
+    return speed(chosen, args.envs, args.workers, args.seconds, args.rounds, args.core_time)
+
+
+if __name__ == "__main__":
+    main()
