@@ -1,38 +1,44 @@
 # Every target sets up what it needs: a machine with python3 (3.11 or 3.12), venv and pip is enough.
 PYTHON ?= python3
 VENV   := .venv
-PY     := $(VENV)/bin/python
+RUN    := $(VENV)/bin/python
 READY  := $(VENV)/.ready
+# the Python that a bundle is for
+PY     ?= 3.12
 
-.PHONY: setup test lint format demo bench clean
+.PHONY: setup test lint format demo bench bundle clean
 
 setup: $(READY)
 
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v >= (3, 11) else f"sphere needs Python 3.11 or newer, this is {v[0]}.{v[1]}; try: make PYTHON=python3.12 ...")'
-	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	@test -x $(RUN) || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) (once; a minute or two)"
-	@$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@$(RUN) -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
 test: $(READY)
-	$(PY) -m pytest -n 2
+	$(RUN) -m pytest -n 2
 
 lint: $(READY)
-	$(PY) -m ruff format --check .
-	$(PY) -m ruff check .
-	$(PY) -m mypy
+	$(RUN) -m ruff format --check .
+	$(RUN) -m ruff check .
+	$(RUN) -m mypy
 
 format: $(READY)
-	$(PY) -m ruff format .
-	$(PY) -m ruff check --fix .
+	$(RUN) -m ruff format .
+	$(RUN) -m ruff check --fix .
 
 demo: $(READY)
-	$(PY) -m sphere.demo
+	$(RUN) -m sphere.demo
 
 bench: $(READY)
-	$(PY) -m benchmarks.penalty
-	$(PY) -m benchmarks.ntk
+	$(RUN) -m benchmarks.penalty
+	$(RUN) -m benchmarks.ntk
+
+# For a machine without a network that has jax: make bundle PY=3.12, copy the folder, PYTHONPATH=bundle python3 -m sphere
+bundle: $(READY)
+	$(RUN) scripts/bundle.py --python $(PY)
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

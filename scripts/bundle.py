@@ -1,0 +1,98 @@
+"""`make bundle PY=3.12`: a folder with all that a machine needs that has jax and nothing else, not even a network.
+
+There: PYTHONPATH=bundle python3 -m sphere train --preset metaworld-crl ...
+
+jax brings numpy and scipy. Of metaworld's 41 MB only the models of the ten CW10 tasks are kept, with the meshes and textures
+they name; of mujoco, not its headers and samples. Figures (matplotlib) and films (imageio) are made elsewhere.
+"""
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+LIMIT = 60 * 2**20
+
+PACKAGES = """
+    absl-py cloudpickle docstring-parser equinox etils farama-notifications fsspec glfw gymnasium imageio jaxtyping
+    importlib-resources metaworld==3.1.1 mujoco==3.3.0 optax packaging typeguard typing-extensions tyro
+    wadler-lindig zipp
+""".split()
+"""What `sphere` and its suites import, without jax, numpy and scipy."""
+
+TASKS = """
+    hammer push_wall faucet_close push_back stick_pull handle_press_side push shelf_place window_close peg_unplug_side
+""".split()
+"""metaworld's names of the CW10 tasks: env modules sawyer_NAME_v3.py."""
+
+UNUSED = (
+    "bin", "*.dist-info/RECORD", "**/__pycache__", "mujoco/include", "mujoco/mjx", "mujoco/plugin", "mujoco/testdata",
+    "mujoco/sample", "mujoco/simulate", "mujoco/bin", "gymnasium/envs/mujoco/assets", "gymnasium/envs/toy_text/img",
+    "gymnasium/envs/box2d",
+)  # fmt: skip
+
+
+def install(folder: Path, python: str) -> None:
+    platform = ["manylinux2014_x86_64", "manylinux_2_17_x86_64", "manylinux_2_28_x86_64", "any"]
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    command += ["--target", str(folder), "--python-version", python, "--only-binary=:all:", "--no-compile"]
+    command += [f"--platform={name}" for name in platform]
+    done = subprocess.run([*command, *PACKAGES], check=False, capture_output=True, text=True)
+    if done.returncode:
+        errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+        sys.exit("\n".join([f"pip could not collect the packages for Python {python}:", *(errors or [done.stderr])]))
+
+
+def named_files(model: Path, top: Path, found: set[Path]) -> None:
+    """All files that a model names, and those that they name. Paths are relative to the model that is loaded."""
+    found.add(model)
+    for name in re.findall(r'file="([^"]+)"', model.read_text()):
+        for base in (top, model.parent):
+            path = (base / name).resolve()
+            if path.is_file() and path not in found:
+                found.add(path)
+                if path.suffix == ".xml":
+                    named_files(path, top, found)
+
+
+def keep_only_models_of(tasks: list[str], package: Path) -> None:
+    assets, keep = (package / "assets").resolve(), set[Path]()
+    for task in tasks:
+        (module,) = package.glob(f"envs/**/sawyer_{task}_v3.py")
+        for name in re.findall(r'full_V3_path_for\(\s*"([^"]+)"', module.read_text()):
+            named_files(assets / name, (assets / name).parent, keep)
+    for path in assets.rglob("*"):
+        if path.is_file() and path not in keep:
+            path.unlink()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--python", default="3.12", help="version of Python on that machine")
+    parser.add_argument("--out", type=Path, default=ROOT / "bundle", help="a folder that is replaced")
+    options = parser.parse_args()
+    if options.out.exists():
+        if not (options.out / "sphere").is_dir() and any(options.out.iterdir()):
+            sys.exit(f"{options.out} holds something else than a bundle; choose another --out")
+        shutil.rmtree(options.out)
+    install(options.out, options.python)
+    keep_only_models_of(TASKS, options.out / "metaworld")
+    for pattern in UNUSED:
+        for path in list(options.out.glob(pattern)):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    ignore = shutil.ignore_patterns("__pycache__")
+    for name in ("sphere", "benchmarks"):
+        shutil.copytree(ROOT / name, options.out / name, ignore=ignore)
+    size = sum(path.stat().st_size for path in options.out.rglob("*") if path.is_file())
+    print(
+        f"{options.out}: {size / 2**20:.1f} MiB for Python {options.python}; there: PYTHONPATH=bundle python3 -m sphere"
+    )
+    if size > LIMIT:
+        sys.exit(f"larger than the {LIMIT / 2**20:.0f} MiB that it may have")
+
+
+if __name__ == "__main__":
+    main()
