@@ -1,4 +1,4 @@
-"""The command line: `sphere train | resume | eval | show | verify | bench`, also as `python -m sphere`."""
+"""The command line: `sphere train | resume | eval | show | render | verify | bench`, also as `python -m sphere`."""
 
 import difflib
 import json
@@ -19,7 +19,8 @@ USAGE = """usage: sphere COMMAND ...
   resume   go on with a fleet:        sphere resume runs/first
   eval     evaluate its policies:     sphere eval runs/first --episodes 20
   show     settings, latest numbers:  sphere show runs/first
-  verify   replay recorded updates:   sphere verify update FILE
+  render   film a policy:             sphere render runs/first --task metaworld/push --out push.gif
+  verify   compare with references:   sphere verify update FILE, sphere verify metaworld
   bench    measure this machine:      sphere bench update
 
 sphere COMMAND --help tells more."""
@@ -159,11 +160,59 @@ def show(arguments: list[str]) -> None:
 
 
 def verify(arguments: list[str]) -> None:
-    if len(arguments) != 2 or arguments[0] != "update":
-        raise UserError("usage: sphere verify update FILE, a file of recorded PPO updates (golden format)")
-    from sphere.verify import verify_update
+    checks: dict[str, Callable[[list[str]], None]] = {"update": verify_update, "metaworld": verify_metaworld}
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print("usage: sphere verify update FILE    recorded PPO updates, replayed")
+        print("       sphere verify metaworld      our MetaWorld beside the package's own; --help for more")
+        return
+    if arguments[0] not in checks:
+        raise _nearest("check", arguments[0], list(checks))
+    checks[arguments[0]](arguments[1:])
 
-    found = verify_update(Path(arguments[1]))
+
+@dataclass(frozen=True)
+class VerifyMetaworld:
+    """Step our environments and the package's own side by side; exit 1 if they differ."""
+
+    steps: int = 2000
+    """At least so many per task."""
+    tasks: tuple[str, ...] = ()
+    """Default: all ten."""
+    seed: int = 0
+
+
+def verify_metaworld(arguments: list[str]) -> None:
+    from sphere.envs import tasks
+    from sphere.envs.metaworld_verify import verify as compare
+
+    options = tyro.cli(VerifyMetaworld, prog="sphere verify metaworld", args=arguments)
+    known = list(tasks("metaworld"))
+    print(f"{'task':<20} {'steps':>7} {'episodes':>9} {'successes':>10} {'observation':>12} {'reward':>9} {'flags':>6}")
+    good = True
+    for task in options.tasks or known:
+        if task not in known:
+            raise _nearest("task", task, known)
+        (row,) = compare(options.steps, (task,), options.seed)
+        passed = row.observation <= 1e-9 and row.reward <= 1e-9 and row.flags == 0
+        print(
+            f"{task:<20} {row.steps:>7,} {row.episodes:>9} {row.successes:>10} {row.observation:>12.1e} {row.reward:>9.1e} "
+            f"{row.flags:>6}{'' if passed else '   DIFFERS'}",
+            flush=True,
+        )
+        good &= passed
+    print(
+        f"\nlargest differences from the package's own step; {'all' if good else 'NOT all'} at most 1e-9, flags equal"
+    )
+    if not good:
+        sys.exit(1)
+
+
+def verify_update(arguments: list[str]) -> None:
+    if len(arguments) != 1:
+        raise UserError("usage: sphere verify update FILE, a file of recorded PPO updates (golden format)")
+    from sphere.verify import verify_update as replay
+
+    found = replay(Path(arguments[0]))
     for case in dict.fromkeys(deviation.case for deviation in found):
         print(f"\ncase {case}\n{'array':<44} {'deviation':>11} {'target':>9}")
         for d in (d for d in found if d.case == case):
@@ -172,6 +221,29 @@ def verify(arguments: list[str]) -> None:
     print(f"\n{len(found) - failed} of {len(found)} within their targets")
     if failed:
         sys.exit(1)
+
+
+@dataclass(frozen=True)
+class Render:
+    """Film one deterministic episode of a run's current policy, off-screen."""
+
+    directory: tyro.conf.Positional[Path]
+    task: str = ""
+    """Default: the task that the run is at."""
+    run: str = ""
+    """Name of the run, as in sphere show; default: the first."""
+    out: Path = Path("episode.gif")
+    """A .gif or an .mp4 (the latter needs imageio-ffmpeg)."""
+    seed: int = 0
+    """Of the episode."""
+
+
+def render(arguments: list[str]) -> None:
+    from sphere.runs.film import film
+
+    options = tyro.cli(Render, prog="sphere render", args=arguments)
+    config = _fleet(options.directory)
+    print(film(config, options.directory, options.run, options.task, options.seed, options.out))
 
 
 def bench(arguments: list[str]) -> None:
@@ -194,6 +266,7 @@ COMMANDS: dict[str, Callable[[list[str]], Any]] = {
     "resume": resume,
     "eval": evaluate,
     "show": show,
+    "render": render,
     "verify": verify,
     "bench": bench,
 }

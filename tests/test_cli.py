@@ -120,3 +120,43 @@ def test_verify_update_prints_and_judges(tmp_path, capsys):
 
 def test_python_m_sphere_is_the_same_program():
     assert entry.main is main
+
+
+def test_verify_says_what_there_is_and_names_the_nearest(capsys):
+    assert main(["verify"]) == 0
+    assert "sphere verify metaworld" in capsys.readouterr().out
+    assert main(["verify", "metaword"]) == 1
+    assert "did you mean metaworld?" in capsys.readouterr().err
+    assert main(["verify", "metaworld", "--tasks", "hamer"]) == 1
+    assert "did you mean hammer?" in capsys.readouterr().err
+
+
+def test_verify_metaworld_prints_a_row_per_task(capsys):
+    assert main(["verify", "metaworld", "--tasks", "window-close", "--steps", "100"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"window-close +1,000 +4 +\d+ +0.0e\+00 +\d\.\de-1\d +0$", out, re.MULTILINE)
+
+
+def test_a_setting_that_a_suite_does_not_have_is_refused(capsys, tmp_path):
+    words = ["train", "--preset", "probe-crl", *SMALL, "--simulator.horizon", "200", "--out", str(tmp_path / "fleet")]
+    assert main(words) == 1
+    assert "the suite 'probe' has no setting 'horizon'; it has none" in capsys.readouterr().err
+
+
+def test_metaworld_trains_resumes_and_is_filmed(capsys, tmp_path):
+    out, gif = str(tmp_path / "fleet"), tmp_path / "episode.gif"
+    words = ["train", "--preset", "metaworld-crl", "--tasks", "window-close", "faucet-close", "--rho", "0.1"]
+    short = ["--simulator.horizon", "12", "--simulator.one-hot", "True", "--normalise-observations"]
+    assert main([*words, *SMALL, *short, "--out", out]) == 0
+    assert main(["resume", out, "--quiet"]) == 0
+    capsys.readouterr()
+    assert main(["render", out, "--out", str(tmp_path / "episode.txt")]) == 1
+    assert "name a .gif or an .mp4" in capsys.readouterr().err
+    assert main(["render", out, "--run", "rho0-seed0"]) == 1
+    assert "did you mean 'rho0.1-seed0'?" in capsys.readouterr().err
+    try:
+        assert main(["render", out, "--task", "window-close", "--out", str(gif)]) == 0
+    except AttributeError as error:  # what mujoco raises without a driver
+        pytest.skip(f"no off-screen rendering here: {error}")
+    assert "rho0.1-seed0 on metaworld/window-close, 12 steps" in capsys.readouterr().out
+    assert gif.read_bytes()[:4] == b"GIF8"

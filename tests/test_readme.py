@@ -84,12 +84,12 @@ def test_the_readme_tree_exists():
     (tree,) = (body for language, body in FENCE.findall(README.read_text()) if not language)
     folder = ""
     for line in tree.splitlines():
-        name = line.split()[0]
-        if not line.startswith(" "):
-            folder = name
-        path = ROOT / (name if name == folder else folder + name)
-        assert path.exists(), path
-        assert path.is_dir() == name.endswith("/")
+        for name in re.split(r"\s{2,}", line.strip())[0].split(", "):
+            if not line.startswith(" "):
+                folder = name
+            path = ROOT / (name if name == folder else folder + name)
+            assert path.exists(), path
+            assert path.is_dir() == name.endswith("/")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

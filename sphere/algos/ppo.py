@@ -151,12 +151,17 @@ def init(config: PPOConfig, obs_size: int, action_size: int, seed: Integer[Array
 
 def act(
     actor: GaussianActor, obs: Float[Array, "env obs"], seed: Integer[Array, ""], step: Integer[Array, ""]
-) -> tuple[Float[Array, "env act"], Float[Array, " env"]]:
-    """Sampled actions, not clipped, and their log-probabilities; `step` counts the run's acting steps."""
+) -> Float[Array, "env act"]:
+    """Sampled actions, not clipped; `step` counts the run's acting steps."""
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), ACT), step)
-    policy = actor(obs)[0]
-    action = policy.sample(key)
-    return action, policy.log_prob(action)
+    return actor(obs)[0].sample(key)
+
+
+def log_prob(
+    actor: GaussianActor, obs: Float[Array, "time env obs"], action: Float[Array, "time env act"]
+) -> Float[Array, "time env"]:
+    """Of a whole rollout's actions at once, after it: what acting need not fetch step by step. In parts of 128 steps."""
+    return jax.lax.map(lambda xs: actor(xs[0])[0].log_prob(xs[1]), (obs, action), batch_size=128)
 
 
 def gae(
@@ -351,15 +356,23 @@ def init_fleet(config: PPOConfig, obs_size: int, action_size: int, seeds: Intege
     return jax.vmap(lambda seed: init(config, obs_size, action_size, seed))(seeds)
 
 
-EXACT = {"xla_gpu_deterministic_ops": True}
-"""Compiler options for the same bits in every process: without, a GPU's kernels are those that happened to be fastest."""
+EXACT = {"xla_gpu_deterministic_ops": True, "xla_gpu_enable_triton_gemm": False}
+"""Compiler options for the same bits in every process: without, a GPU's kernels are those that happened to be fastest.
+Without Triton's products, because some have no kernel at all unless they are timed (jax 0.11: "No supported config found")."""
 
 
 @partial(jax.jit, compiler_options=EXACT)
 def act_fleet(
     actor: GaussianActor, obs: Float[Numbers, "run env obs"], seeds: Integer[Numbers, " run"], step: Numbers
-) -> tuple[Float[Array, "run env act"], Float[Array, "run env"]]:
+) -> Float[Array, "run env act"]:
     return jax.vmap(act, in_axes=(0, 0, 0, None))(actor, obs, seeds, step)
+
+
+@partial(jax.jit, compiler_options=EXACT)
+def log_prob_fleet(
+    actor: GaussianActor, obs: Float[Numbers, "run time env obs"], action: Float[Numbers, "run time env act"]
+) -> Float[Array, "run time env"]:
+    return jax.vmap(log_prob)(actor, obs, action)
 
 
 @partial(jax.jit, compiler_options=EXACT)

@@ -1,6 +1,7 @@
 """A fleet: networks, simulators and counters of all its runs between two iterations, and the steps that move them."""
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +38,10 @@ class Fleet:
             *(jnp.full(len(config.runs), rate, jnp.float32) for rate in rates),
         )
         first = config.tasks[0]
-        make = envs.make
-        self.pool = make(first, num_envs=config.ppo.num_envs, seed=self.run_seeds, workers=config.workers)
+        make = partial(envs.make, first, seed=self.run_seeds, workers=config.workers, **config.simulator.given())
+        self.pool = make(num_envs=config.ppo.num_envs)
         try:
-            self.eval_pool = make(
-                first, num_envs=config.evaluation.episodes, seed=self.run_seeds, workers=config.workers
-            )
+            self.eval_pool = make(num_envs=config.evaluation.episodes)
             self.obs_size = self.pool.single_observation_space.shape[0]
             self.act_size = self.pool.single_action_space.shape[0]
             self.heldout = self._heldout()
@@ -68,7 +67,7 @@ class Fleet:
         """The fixed batch of the suite. Suites that ship none get states of a random policy, the same for every user."""
         if not self.config.evaluation.heldout:
             return None
-        with envs.make(self.config.tasks[0], num_envs=8, seed=0, workers=0) as pool:
+        with envs.make(self.config.tasks[0], num_envs=8, seed=0, workers=0, **self.config.simulator.given()) as pool:
             return random_states(pool, self.config.evaluation.heldout)
 
     @property

@@ -38,7 +38,8 @@ def _update_seconds(config: FleetConfig, obs: int, act: int) -> float:
 def _step_seconds(config: FleetConfig, steps: int = 50) -> tuple[float, int, int]:
     """Of one simulator step of all environments, and the sizes of observation and action."""
     seeds = [seed for seed, _ in config.runs]
-    with envs.make(config.tasks[0], num_envs=config.ppo.num_envs, seed=seeds, workers=config.workers) as pool:
+    pool = envs.make(config.tasks[0], config.ppo.num_envs, seeds, config.workers, **config.simulator.given())
+    with pool:
         obs, act = pool.single_observation_space.shape[0], pool.single_action_space.shape[0]
         pool.reset()
         action = np.zeros((pool.num_envs, act), np.float32)

@@ -85,19 +85,20 @@ class Collector:
         act_size = self.pool.single_action_space.shape[0]
         obs, next_obs = (np.empty((*shape, self.obs.shape[-1]), np.float32) for _ in range(2))
         action = np.empty((*shape, act_size), np.float32)
-        log_prob, reward = (np.empty(shape, np.float32) for _ in range(2))
+        reward = np.empty(shape, np.float32)
         terminated, done = (np.empty(shape, bool) for _ in range(2))
         finished: list[tuple] = []
         for t in range(steps):
             obs[:, t] = self.obs
-            chosen = jax.device_get(ppo.act_fleet(actor, self.obs, self.seeds, np.int32(first_step + t)))
-            action[:, t], log_prob[:, t] = chosen
-            raw, r, term, trunc, infos = self.pool.step(chosen[0].reshape(self.pool.num_envs, act_size))
+            chosen = np.asarray(ppo.act_fleet(actor, self.obs, self.seeds, np.int32(first_step + t)))
+            action[:, t] = chosen
+            raw, r, term, trunc, infos = self.pool.step(chosen.reshape(self.pool.num_envs, act_size))
             self.see(raw)
             next_obs[:, t] = self._scaled(self._by_run(infos["final_obs"]))
             reward[:, t], terminated[:, t], done[:, t] = map(self._by_run, (r, term, term | trunc))
             if "episode" in infos:
                 finished.append((np.flatnonzero(infos["_episode"]), infos["episode"]))
+        log_prob = ppo.log_prob_fleet(actor, obs, action)
         return ppo.Rollout(obs, action, log_prob, reward, next_obs, terminated, done), _episodes(finished, self.envs)
 
 

@@ -34,6 +34,21 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
+class Simulator:
+    """Settings of a suite; None: the suite's own default. A suite that does not have one refuses it."""
+
+    goals: Literal["random", "frozen"] | None = None
+    """MetaWorld: a new seeded goal every episode, or one for ever."""
+    horizon: int | None = None
+    """MetaWorld: steps of an episode; 500 unless said otherwise, 200 in Continual World."""
+    one_hot: bool | None = None
+    """MetaWorld: append the task's number as ten entries to the observation."""
+
+    def given(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
+@dataclass(frozen=True)
 class FleetConfig:
     """Runs that share one program: they differ in seed and rho."""
 
@@ -47,6 +62,7 @@ class FleetConfig:
     rho: tuple[float, ...] = (0.1,)
     """SPHERE's ratio; every rho is trained with every seed."""
     ppo: PPOConfig = PPOConfig()
+    simulator: Simulator = Simulator()
     normalise_observations: bool = False
     """Running mean and variance of the observations, clipped at 10 (VecNormalize); rewards are never normalised."""
     boundary: Boundary = Boundary()
