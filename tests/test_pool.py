@@ -2,6 +2,7 @@
 
 import gc
 import os
+import time
 import zlib
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from gymnasium.wrappers.vector import ClipReward, DictInfoToList
 from walk import HORIZON, Spy, Walk, children, draw, play
 
 from sphere import envs
+from sphere.envs import pool as pool_module
 from sphere.envs.pool import Pool
 
 
@@ -276,3 +278,21 @@ def test_make_knows_suites_and_tasks_by_name():
         envs.make("probe/reach-nort")
     with pytest.raises(ValueError, match="'reach-north' has no suite; write 'suite/task', for example 'probe/"):
         envs.make("reach-north")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("in_order", [True, False])
+def test_no_step_is_lost_or_doubled_at_any_pace(workers, in_order, monkeypatch):
+    """Pauses around the time after which a worker goes to sleep, with bells and without, the learner awake or asleep."""
+    monkeypatch.setattr(pool_module, "IN_ORDER", in_order)
+    monkeypatch.setattr(pool_module, "AWAKE", 2e-4)  # shorter than some steps, so that the learner sleeps too
+    rng = np.random.default_rng(0)
+    with envs.make("probe/termination", num_envs=4, seed=0, workers=workers) as pool:
+        pool.reset()
+        for step in range(1, 600):
+            time.sleep(rng.choice([0, 0, 2e-4, 9e-4, 1e-3, 1.1e-3, 3e-3]))
+            obs, *_, infos = pool.step(np.zeros((4, 1)))
+            np.testing.assert_array_equal(infos["final_obs"], np.full((4, 1), (step - 1) % 5 + 1))
+            np.testing.assert_array_equal(obs, np.full((4, 1), step % 5))
+            if step % 100 == 0:  # a command in between, by the pipe
+                assert (pool.get_state()["elapsed"] == step % 5).all()

@@ -1,7 +1,7 @@
 """Proximal policy optimisation as the released SPHERE code runs it (SB3/SBX semantics), for a run or a fleet of runs.
 
-Order of the file: settings, state, init, act, advantages, losses, minibatch step, update. Functions are written for one run;
-`act_fleet` and `update_fleet` are their `vmap` over a leading run axis, compiled once per program.
+Order of the file: settings, state, init, acting, advantages, losses, minibatch step, update. Functions are written for one
+run; `mean_fleet`, `update_fleet` and others are their `vmap` over a leading run axis, compiled once per program.
 """
 
 import dataclasses
@@ -149,12 +149,12 @@ def init(config: PPOConfig, obs_size: int, action_size: int, seed: Integer[Array
     return PPOState(actor, critic, moments(actor), moments(critic), rate)
 
 
-def act(
-    actor: GaussianActor, obs: Float[Array, "env obs"], seed: Integer[Array, ""], step: Integer[Array, ""]
-) -> Float[Array, "env act"]:
-    """Sampled actions, not clipped; `step` counts the run's acting steps."""
-    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), ACT), step)
-    return actor(obs)[0].sample(key)
+def noise(
+    seed: Integer[Array, ""], iteration: Integer[Array, ""], shape: tuple[int, ...]
+) -> Float[Array, "time env act"]:
+    """The unit normal numbers of a whole rollout: an action is its mean plus exp(log_std) times these."""
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), ACT), iteration)
+    return jax.random.normal(key, shape)
 
 
 def log_prob(
@@ -361,11 +361,11 @@ EXACT = {"xla_gpu_deterministic_ops": True, "xla_gpu_enable_triton_gemm": False}
 Without Triton's products, because some have no kernel at all unless they are timed (jax 0.11: "No supported config found")."""
 
 
-@partial(jax.jit, compiler_options=EXACT)
-def act_fleet(
-    actor: GaussianActor, obs: Float[Numbers, "run env obs"], seeds: Integer[Numbers, " run"], step: Numbers
-) -> Float[Array, "run env act"]:
-    return jax.vmap(act, in_axes=(0, 0, 0, None))(actor, obs, seeds, step)
+@partial(jax.jit, static_argnums=2)
+def noise_fleet(
+    seeds: Integer[Numbers, " run"], iteration: Numbers, shape: tuple[int, ...]
+) -> Float[Array, "run time env act"]:
+    return jax.vmap(lambda seed: noise(seed, iteration, shape))(seeds)
 
 
 @partial(jax.jit, compiler_options=EXACT)
@@ -377,7 +377,7 @@ def log_prob_fleet(
 
 @partial(jax.jit, compiler_options=EXACT)
 def mean_fleet(actor: GaussianActor, obs: Float[Numbers, "run env obs"]) -> Float[Array, "run env act"]:
-    """Deterministic actions, for evaluation."""
+    """What is done in evaluation, and to which training adds noise."""
     return jax.vmap(lambda actor, obs: actor(obs)[0].mean)(actor, obs)
 
 

@@ -1,7 +1,8 @@
 """A vector environment over worker processes, the same numbers for any number of them.
 
-Learner and workers share a piece of memory with a row per environment, and wake each other by one byte
-through a pipe: as fast as an eventfd, half the cost of a socket, and it tells when the other end has died.
+Learner and workers share a piece of memory with a row per environment, and tell each other by a counter in memory that
+a step is wanted or done (`sphere.envs.bell`); who sleeps is woken by a byte through a pipe: as fast as an eventfd, half the
+cost of a socket, and it tells when the other end has died.
 """
 
 import mmap
@@ -20,9 +21,13 @@ from numpy.typing import ArrayLike
 
 from sphere.envs import unknown
 from sphere.envs.batch import Share, Spec, State, Suite, record
+from sphere.envs.bell import IN_ORDER, SIZE
 from sphere.envs.worker import Local, Process, Worker, WorkerError, anonymous_memory, cores, dismiss
 
 __all__ = ["Pool", "WorkerError"]
+
+AWAKE = 0.01
+"""Seconds that a learner with a core of its own stays awake for the end of a step."""
 
 
 class Pool(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
@@ -91,11 +96,15 @@ class Pool(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
                 f"workers cannot import {self._suite.__qualname__} from {self._suite.__module__}; define it "
                 "at the top level of a module of its own, or use workers=0"
             )
-        with anonymous_memory() as file:
+        with anonymous_memory() as file, anonymous_memory() as bells:
             memory = file.fileno()
+            os.ftruncate(bells.fileno(), workers * SIZE)
+            ring = bells.fileno() if IN_ORDER else None
+            # With a core of its own the learner stays awake during a step; otherwise that would take a worker's.
+            spin = AWAKE if workers < cores() else 0.0
             for i, part in enumerate(self._parts):
                 label = f"worker {i} of {workers} (environments {part.start} to {part.stop - 1})"
-                self._workers.append(Process(label, memory, timeout))
+                self._workers.append(Process(label, memory, timeout, ring, i, spin))
             dtype = self._adopt(self._call("begin", arguments))
             os.ftruncate(memory, self.num_envs * dtype.itemsize)
             self._rows = np.frombuffer(mmap.mmap(memory, self.num_envs * dtype.itemsize), dtype)

@@ -4,6 +4,7 @@ A worker is a fresh interpreter on this very file: neither jax nor the learner's
 so a script needs no `if __name__ == "__main__"`.
 """
 
+import math
 import os
 import select
 import signal
@@ -22,13 +23,14 @@ from typing import IO, TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from sphere.envs.batch import Share
+    from sphere.envs.bell import Bell
 
 GRACE = 2.0
 """Seconds that a worker gets to leave by itself when its pool closes."""
 
-SPIN = 100e-6
-"""Seconds that a worker looks for the next command before it sleeps: waking a sleeping process takes as long as the learner
-takes between two steps. It yields its core meanwhile to whoever wants it."""
+SPIN = 1e-3
+"""Seconds that a worker stays awake for the next step: waking a sleeping process may take longer than the step. Its core is
+there for others meanwhile."""
 
 PARENT_CHECK = 0.5
 """Seconds between a worker's looks at whether the learner still lives."""
@@ -73,19 +75,26 @@ class Local:
 
 
 class Process:
-    """A share in a worker process. A step is one byte each way; all else is pickled behind such a byte."""
+    """A share in a worker process. A step is a ring of its bell, or one byte each way; all else is pickled behind a byte.
 
-    def __init__(self, label: str, memory: int, timeout: float) -> None:
-        self.label, self.doing = label, "start"
+    `bells`: the file of all bells, if there are any; `spin`: seconds that the learner stays awake for the end of a step.
+    """
+
+    def __init__(self, label: str, memory: int, timeout: float, bells: int | None, index: int, spin: float) -> None:
+        from sphere.envs.bell import Bell  # here: as a worker's script, this file runs before there is a package
+
+        self.label, self.doing, self.spin = label, "start", spin
+        self.bell = None if bells is None else Bell(bells, index)
         self.timeout = min(timeout, 1e6)  # poll counts milliseconds in 32 bits
         read, self.commands = Pipe(duplex=False)
         self.replies, write = Pipe(duplex=False)
         ends = (read.fileno(), write.fileno())
+        words = (os.getpid(), *ends, -1 if bells is None else bells, index)
         self.process = subprocess.Popen(
             # -P: else this file's folder would be on the path, and our metaworld.py would hide the package.
-            [sys.executable, "-P", __file__, str(os.getpid()), *map(str, ends), os.pathsep.join(sys.path)],
+            [sys.executable, "-P", __file__, *map(str, words), os.pathsep.join(sys.path)],
             stdin=subprocess.DEVNULL,
-            pass_fds=(*ends, memory),
+            pass_fds=(*ends, memory, *([] if bells is None else [bells])),
             env=os.environ | ENVIRONMENT,
             process_group=0,  # Ctrl-C in the terminal reaches the learner only, from the first instruction on
         )
@@ -98,7 +107,8 @@ class Process:
         self.doing = command
         try:
             if command == "step":
-                os.write(self.commands.fileno(), b"s")
+                if self.bell is None or self.bell.ask():
+                    os.write(self.commands.fileno(), b"s")
             else:
                 os.write(self.commands.fileno(), b"c")
                 self.commands.send((command, arguments))
@@ -106,13 +116,29 @@ class Process:
             raise self._death() from None
 
     def receive(self) -> Any:
+        if self.doing == "step" and self.bell is not None:
+            return self._step_done(self.bell)
+        kind = self._byte()
+        while kind == b"." and self.doing != "step":  # it was to wake us from a step that we saw done by ourselves
+            kind = self._byte()
+        return self._answer(kind)
+
+    def _step_done(self, bell: "Bell") -> None:
+        if bell.wait(False, self.spin):
+            return
+        while (state := bell.sleep(False, self.ready, self.timeout)) is not True:
+            kind = b"" if state is False else os.read(self.replies.fileno(), 1)
+            if state is False:
+                raise self._hang()
+            if kind != b".":
+                self._answer(kind)
+
+    def _byte(self) -> bytes:
         if not self.ready.poll(self.timeout * 1000):
-            self.process.kill()
-            raise WorkerError(
-                f"{self.label} has not answered {self.doing!r} for {self.timeout:g} s and was killed; "
-                "if its work really takes that long, raise timeout"
-            )
-        kind = os.read(self.replies.fileno(), 1)
+            raise self._hang()
+        return os.read(self.replies.fileno(), 1)
+
+    def _answer(self, kind: bytes) -> Any:
         if kind == b".":
             return None
         try:
@@ -124,6 +150,13 @@ class Process:
         if kind == b"!":
             raise WorkerError(f"{self.label} failed in {self.doing!r}:\n\n{answer}")
         return answer
+
+    def _hang(self) -> WorkerError:
+        self.process.kill()
+        return WorkerError(
+            f"{self.label} has not answered {self.doing!r} for {self.timeout:g} s and was killed; "
+            "if its work really takes that long, raise timeout"
+        )
 
     def _death(self) -> WorkerError:
         self.join(time.monotonic() + GRACE)
@@ -163,13 +196,13 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def serve(share: "Share", commands: Connection, replies: Connection) -> None:
+def serve(share: "Share", commands: Connection, replies: Connection, bell: "Bell | None") -> None:
     """The worker's end of `Process`: obey until the pipe closes."""
     read, write = commands.fileno(), replies.fileno()
     waiting = select.poll()
     waiting.register(read, select.POLLIN)
     try:
-        while kind := _next_byte(read, waiting):
+        while kind := os.read(read, 1) if bell is None else _next(bell, read, waiting):
             try:
                 if kind == b"s":
                     share.step()
@@ -179,7 +212,8 @@ def serve(share: "Share", commands: Connection, replies: Connection) -> None:
             except BaseException:
                 kind, answer = b"!", traceback.format_exc()
             if kind == b"s":
-                os.write(write, b".")
+                if bell is None or bell.answer():
+                    os.write(write, b".")
             else:  # "c" or "!"
                 os.write(write, kind)
                 replies.send(answer)
@@ -189,11 +223,15 @@ def serve(share: "Share", commands: Connection, replies: Connection) -> None:
         share.close()
 
 
-def _next_byte(read: int, waiting: Any) -> bytes:
-    end = time.perf_counter() + SPIN
-    while not waiting.poll(0) and time.perf_counter() < end:
-        os.sched_yield()
-    return os.read(read, 1)
+def _next(bell: "Bell", read: int, waiting: Any) -> bytes:
+    """The next command: a step by the bell, anything else by the pipe; nothing when the pipe has closed."""
+    if bell.wait(True, SPIN, lambda: waiting.poll(0)):
+        return b"s"
+    while bell.sleep(True, waiting, math.inf) is not True:
+        kind = os.read(read, 1)
+        if kind != b"s":  # that byte only wakes
+            return kind
+    return b"s"
 
 
 def leave_with(parent: int) -> None:
@@ -212,18 +250,21 @@ def leave_with(parent: int) -> None:
 
 
 def main() -> None:
-    """Arguments: the learner's process id, files of commands and replies, and the learner's `sys.path`."""
+    """Arguments: the learner's process id, files of commands and replies, the file of bells and the number of ours in it
+    (-1: none), and the learner's `sys.path`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent, read, write = map(int, sys.argv[1:4])
+    parent, read, write, bells, index = map(int, sys.argv[1:6])
     leave_with(parent)
-    sys.path[:] = sys.argv[4].split(os.pathsep)
+    sys.path[:] = sys.argv[6].split(os.pathsep)
     # `import sphere` may bring jax, 300 MB and seconds. Workers need `sphere.envs` only: a bare package.
     package = types.ModuleType("sphere")
     package.__path__ = [str(Path(__file__).parents[1])]
     sys.modules["sphere"] = package
     from sphere.envs.batch import Share
+    from sphere.envs.bell import Bell
 
-    serve(Share(), Connection(read, writable=False), Connection(write, readable=False))
+    bell = None if bells < 0 else Bell(bells, index)
+    serve(Share(), Connection(read, writable=False), Connection(write, readable=False), bell)
 
 
 if __name__ == "__main__":

@@ -103,8 +103,7 @@ class Fleet:
     def advance(self) -> tuple[ppo.Metrics, Episodes]:
         """One iteration: collect, update."""
         ppo_config = self.program
-        first_step = self.total_iterations * ppo_config.rollout_steps
-        rollout, episodes = self.collector.collect(self.state.actor, ppo_config.rollout_steps, first_step)
+        rollout, episodes = self.collector.collect(self.state.actor, ppo_config.rollout_steps, self.total_iterations)
         self.online = self._sample(rollout.obs)
         progress = (self.iteration + 1) / self.config.iterations_per_task
         self.state, metrics = ppo.update_fleet(

@@ -79,8 +79,8 @@ class Collector:
     def _scaled(self, obs: np.ndarray) -> np.ndarray:
         return obs.astype(np.float32) if self.statistics is None else self.statistics.normalise(obs)
 
-    def collect(self, actor: ppo.GaussianActor, steps: int, first_step: int) -> tuple[ppo.Rollout, Episodes]:
-        """`steps` steps of every environment; `first_step` counts acting steps of the run, for its random keys."""
+    def collect(self, actor: ppo.GaussianActor, steps: int, iteration: int) -> tuple[ppo.Rollout, Episodes]:
+        """`steps` steps of every environment; `iteration` counts the run's rollouts, for its random keys."""
         shape = (self.runs, steps, self.envs)
         act_size = self.pool.single_action_space.shape[0]
         obs, next_obs = (np.empty((*shape, self.obs.shape[-1]), np.float32) for _ in range(2))
@@ -88,9 +88,12 @@ class Collector:
         reward = np.empty(shape, np.float32)
         terminated, done = (np.empty(shape, bool) for _ in range(2))
         finished: list[tuple] = []
+        # drawn for all steps at once and added here: what is left for every step is the mean
+        noise = ppo.noise_fleet(self.seeds, np.int32(iteration), (steps, self.envs, act_size))
+        noise = np.asarray(noise) * np.exp(np.asarray(actor.log_std))[:, None, None]
         for t in range(steps):
             obs[:, t] = self.obs
-            chosen = np.asarray(ppo.act_fleet(actor, self.obs, self.seeds, np.int32(first_step + t)))
+            chosen = np.asarray(ppo.mean_fleet(actor, self.obs)) + noise[:, t]
             action[:, t] = chosen
             raw, r, term, trunc, infos = self.pool.step(chosen.reshape(self.pool.num_envs, act_size))
             self.see(raw)
