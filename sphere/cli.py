@@ -1,4 +1,4 @@
-"""The command line: `sphere train | resume | eval | show | render | verify | bench`, also as `python -m sphere`."""
+"""The command line: `sphere train | resume | eval | show | render | assets | verify | bench`, also as `python -m sphere`."""
 
 import difflib
 import json
@@ -20,6 +20,7 @@ USAGE = """usage: sphere COMMAND ...
   eval     evaluate its policies:     sphere eval runs/first --episodes 20
   show     settings, latest numbers:  sphere show runs/first
   render   film a policy:             sphere render runs/first --task metaworld/push --out push.gif
+  assets   get a suite's files:       sphere assets humanoidbench
   verify   compare with references:   sphere verify update FILE, sphere verify metaworld
   bench    measure this machine:      sphere bench update
 
@@ -160,67 +161,34 @@ def show(arguments: list[str]) -> None:
 
 
 def verify(arguments: list[str]) -> None:
-    checks: dict[str, Callable[[list[str]], None]] = {"update": verify_update, "metaworld": verify_metaworld}
+    from sphere.compare import CHECKS
+    from sphere.compare import USAGE as checks_usage
+
     if not arguments or arguments[0] in ("-h", "--help"):
-        print("usage: sphere verify update FILE    recorded PPO updates, replayed")
-        print("       sphere verify metaworld      our MetaWorld beside the package's own; --help for more")
+        print(checks_usage)
         return
-    if arguments[0] not in checks:
-        raise _nearest("check", arguments[0], list(checks))
-    checks[arguments[0]](arguments[1:])
+    if arguments[0] not in CHECKS:
+        raise _nearest("check", arguments[0], list(CHECKS))
+    if not CHECKS[arguments[0]](arguments[1:]):
+        sys.exit(1)
 
 
 @dataclass(frozen=True)
-class VerifyMetaworld:
-    """Step our environments and the package's own side by side; exit 1 if they differ."""
+class Assets:
+    """Get the files that a suite needs and that are not ours to ship, each checked against its recorded sum."""
 
-    steps: int = 2000
-    """At least so many per task."""
-    tasks: tuple[str, ...] = ()
-    """Default: all ten."""
-    seed: int = 0
+    suite: tyro.conf.Positional[str]
+    source: Annotated[Path | None, tyro.conf.arg(name="from")] = None
+    """An archive instead of a download."""
 
 
-def verify_metaworld(arguments: list[str]) -> None:
-    from sphere.envs import tasks
-    from sphere.envs.metaworld_verify import verify as compare
+def assets(arguments: list[str]) -> None:
+    from sphere.envs import assets as files
 
-    options = tyro.cli(VerifyMetaworld, prog="sphere verify metaworld", args=arguments)
-    known = list(tasks("metaworld"))
-    print(f"{'task':<20} {'steps':>7} {'episodes':>9} {'successes':>10} {'observation':>12} {'reward':>9} {'flags':>6}")
-    good = True
-    for task in options.tasks or known:
-        if task not in known:
-            raise _nearest("task", task, known)
-        (row,) = compare(options.steps, (task,), options.seed)
-        passed = row.observation <= 1e-9 and row.reward <= 1e-9 and row.flags == 0
-        print(
-            f"{task:<20} {row.steps:>7,} {row.episodes:>9} {row.successes:>10} {row.observation:>12.1e} {row.reward:>9.1e} "
-            f"{row.flags:>6}{'' if passed else '   DIFFERS'}",
-            flush=True,
-        )
-        good &= passed
-    print(
-        f"\nlargest differences from the package's own step; {'all' if good else 'NOT all'} at most 1e-9, flags equal"
-    )
-    if not good:
-        sys.exit(1)
-
-
-def verify_update(arguments: list[str]) -> None:
-    if len(arguments) != 1:
-        raise UserError("usage: sphere verify update FILE, a file of recorded PPO updates (golden format)")
-    from sphere.verify import verify_update as replay
-
-    found = replay(Path(arguments[0]))
-    for case in dict.fromkeys(deviation.case for deviation in found):
-        print(f"\ncase {case}\n{'array':<44} {'deviation':>11} {'target':>9}")
-        for d in (d for d in found if d.case == case):
-            print(f"{d.name:<44} {d.found:>11.2e} {d.target:>9.0e}{'' if d.passed else '   TOO FAR'}")
-    failed = sum(not deviation.passed for deviation in found)
-    print(f"\n{len(found) - failed} of {len(found)} within their targets")
-    if failed:
-        sys.exit(1)
+    options = tyro.cli(Assets, prog="sphere assets", args=arguments)
+    if options.suite not in files.COLLECTIONS:
+        raise _nearest("suite with files to get", options.suite, list(files.COLLECTIONS))
+    print(f"installed in {files.install(options.suite, options.source, say=print)}")
 
 
 @dataclass(frozen=True)
@@ -267,6 +235,7 @@ COMMANDS: dict[str, Callable[[list[str]], Any]] = {
     "eval": evaluate,
     "show": show,
     "render": render,
+    "assets": assets,
     "verify": verify,
     "bench": bench,
 }

@@ -128,7 +128,11 @@ def test_verify_says_what_there_is_and_names_the_nearest(capsys):
     assert main(["verify", "metaword"]) == 1
     assert "did you mean metaworld?" in capsys.readouterr().err
     assert main(["verify", "metaworld", "--tasks", "hamer"]) == 1
-    assert "did you mean hammer?" in capsys.readouterr().err
+    assert "did you mean 'hammer'?" in capsys.readouterr().err
+    assert main(["verify", "humanoidbench"]) == 1
+    assert "sphere verify humanoidbench FILE" in capsys.readouterr().err
+    assert main(["assets", "humanoidbenc"]) == 1
+    assert "did you mean humanoidbench?" in capsys.readouterr().err
 
 
 def test_verify_metaworld_prints_a_row_per_task(capsys):

@@ -23,6 +23,7 @@ LAYERS = (
     ("runs",),
     ("report",),
     ("verify", "demo"),
+    ("compare",),
     ("cli",),
     ("__main__",),
 )

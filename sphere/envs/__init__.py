@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
 __all__ = ["SUITES", "Batch", "Suite", "make", "suite", "tasks", "unknown"]
 
-SUITES = {"probe": "sphere.envs.probes:Probes", "metaworld": "sphere.envs.metaworld:MetaWorld"}
+SUITES = {
+    "probe": "sphere.envs.probes:Probes",
+    "metaworld": "sphere.envs.metaworld:MetaWorld",
+    "humanoidbench": "sphere.envs.humanoidbench:HumanoidBench",
+}
 """Suite name -> "module:class" of its batch of environments, imported on first use."""
 
 
@@ -33,8 +37,10 @@ def make(
     """`num_envs` environments of "suite/task" for every run seed, as one `gymnasium.vector.VectorEnv`.
 
     Several seeds make a fleet: environments are in run-major order, and each run's trajectories are those it
-    would have alone. `settings` go to the suite; for metaworld: goals ("random", "frozen"), horizon, one_hot.
+    would have alone. `settings` go to the suite: goals ("random" or "frozen"), horizon and one_hot to metaworld, horizon to
+    humanoidbench.
     """
+    from sphere.envs import assets
     from sphere.envs.pool import Pool
 
     suite_name, slash, task = name.partition("/")
@@ -46,6 +52,8 @@ def make(
         if setting not in taken:
             has = f"it has {', '.join(taken)}" if taken else "it has none"
             raise ValueError(f"the suite {suite_name!r} has no setting {setting!r}; {has}")
+    if suite_name in assets.COLLECTIONS:
+        assets.find(suite_name)  # said here in one sentence, not at the end of a worker's traceback
     return Pool(suite(suite_name), task, num_envs, seeds, workers, timeout, settings)
 
 

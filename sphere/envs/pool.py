@@ -30,11 +30,16 @@ AWAKE = 0.01
 """Seconds that a learner with a core of its own stays awake for the end of a step."""
 
 
+def default_workers() -> int:
+    """One per core; from eight cores on, one core is the learner's, which then need not sleep during a step."""
+    return cores() - 1 if cores() >= 8 else cores()
+
+
 class Pool(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
     """`num_envs` environments of one task for each of the run `seeds`, run-major, with same-step autoreset.
 
     All that an environment draws is from `default_rng([run seed, crc32(task), index in run, episode])`, so
-    trajectories depend neither on `workers` (0: in this process; default: one per core) nor on other runs.
+    trajectories depend neither on `workers` (0: in this process; default: about one per core) nor on other runs.
     Actions are clipped to their box here.
 
     `step` answers in `infos`: `final_obs`, the true successor of every environment (where `_final_obs`, the
@@ -63,7 +68,7 @@ class Pool(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
             raise ValueError(f"num_envs={num_envs} for {len(seeds)} run seeds; want at least one of each")
         if not timeout > 0:
             raise ValueError(f"timeout={timeout}; want a positive number of seconds")
-        workers = min(cores() if workers is None else workers, total)
+        workers = min(default_workers() if workers is None else workers, total)
         if workers < 0:
             raise ValueError(f"workers={workers}; want 0 (in this process) or more")
         if task not in suite.tasks:

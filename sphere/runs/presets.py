@@ -45,8 +45,29 @@ CW10 = (
 # Top-2 of ten experts of three layers of 256.
 _METAWORLD = FleetConfig(tasks=tuple(f"metaworld/{task}" for task in CW10), rho=(0.1,))
 
-# The released code has no MetaWorld settings of its own; what differs from the paper is its default coefficient.
-_RELEASED = dataclasses.replace(_METAWORLD.ppo, penalty=PenaltyConfig(coefficient="loss-ratio"))
+# The released code names MetaWorld's frozen-goal environments, and its coefficient is by default the ratio of losses.
+_METAWORLD_RELEASED = dataclasses.replace(
+    _METAWORLD,
+    simulator=Simulator(goals="frozen"),
+    ppo=dataclasses.replace(_METAWORLD.ppo, penalty=PenaltyConfig(coefficient="loss-ratio")),
+)
+
+H1 = ("stand", "walk", "pole", "slide", "run")
+"""HumanoidBench's tasks in the paper's order."""
+
+_HUMANOIDBENCH = FleetConfig(
+    tasks=tuple(f"humanoidbench/{task}" for task in H1),
+    steps_per_task=10_000_000,
+    rho=(1e-3,),
+    ppo=PPOConfig(num_envs=128, rollout_steps=16, batch_size=64, anneal=0.5),
+    normalise_observations=True,
+    checkpoint_every=100,
+)
+
+# The KL-adaptive rate takes the place of any schedule.
+_HUMANOIDBENCH_RELEASED = dataclasses.replace(
+    _HUMANOIDBENCH, ppo=dataclasses.replace(_HUMANOIDBENCH.ppo, target_kl=0.03)
+)
 
 _DEMO = FleetConfig(
     tasks=("metaworld/faucet-close", "metaworld/window-close"),
@@ -69,11 +90,17 @@ _DEMO = FleetConfig(
     checkpoint_every=25,
 )
 
+_CONTINUAL = {
+    "metaworld": (_METAWORLD, _METAWORLD_RELEASED),
+    "humanoidbench": (_HUMANOIDBENCH, _HUMANOIDBENCH_RELEASED),
+}
+
 PRESETS: dict[str, FleetConfig] = {
-    "metaworld-crl": _METAWORLD,
-    "metaworld-rl": dataclasses.replace(_METAWORLD, protocol="rl"),
-    "metaworld-crl-released": dataclasses.replace(_METAWORLD, ppo=_RELEASED),
-    "metaworld-rl-released": dataclasses.replace(_METAWORLD, protocol="rl", ppo=_RELEASED),
+    f"{suite}-{protocol}{suffix}": dataclasses.replace(config, protocol=protocol)
+    for suite, configs in _CONTINUAL.items()
+    for config, suffix in zip(configs, ("", "-released"), strict=True)
+    for protocol in ("crl", "rl")
+} | {
     "metaworld-demo": _DEMO,
     "probe-crl": _PROBE,
     "probe-rl": dataclasses.replace(_PROBE, protocol="rl"),

@@ -1,0 +1,102 @@
+"""Rewards of HumanoidBench's H1 tasks for all environments at once.
+
+They are products of tolerances: 1 where a number is as wanted, falling with its distance from there in one of three
+shapes. The order of products is the package's, so that the roundings are.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+Row = Float[np.ndarray, " env"]
+Array = Float[np.ndarray, "*shape"]
+
+GAUSSIAN = np.sqrt(-2 * np.log(0.1))
+"""Standard deviations at which a Gaussian has fallen to 0.1: its value at the margin."""
+
+HEAD = 1.65
+"""Metres above the floor at which the head is of someone who stands."""
+
+HEAD_ABOVE_FOOT = 1.2
+"""The same above a foot, where the floor is not level."""
+
+POLE_TOUCHED = 0.1
+"""Factor while the robot touches a pole."""
+
+
+class Measured(NamedTuple):
+    """What rewards and terminations are computed from.
+
+    `height` is of after the step; all else is of before its last physics substep, as mujoco leaves it.
+    """
+
+    height: Row  # of the pelvis
+    head: Row
+    left_foot: Row
+    right_foot: Row
+    upright: Row  # z of the torso's own z axis
+    force: Float[np.ndarray, "env act"]
+    velocity: Float[np.ndarray, "env 3"]  # of the centre of mass
+    touched: Bool[np.ndarray, " env"]  # a pole
+
+
+def gaussian(x: Array) -> Array:
+    return np.exp(-0.5 * (x * GAUSSIAN) ** 2)
+
+
+def linear(x: Array) -> Array:
+    return np.where(np.abs(x) < 1, 1 - x, 0.0)
+
+
+def quadratic(x: Array) -> Array:
+    return np.where(np.abs(x) < 1, 1 - x**2, 0.0)
+
+
+def upright(measured: Measured, enough: float) -> Row:
+    return np.where(measured.upright >= enough, 1.0, linear((enough - measured.upright) / 1.9))
+
+
+def tall(height: Row, enough: float, margin: float) -> Row:
+    return np.where(height >= enough, 1.0, gaussian((enough - height) / margin))
+
+
+def small_control(measured: Measured) -> Row:
+    """Between 0.8 and 1: the mean over actuators, each of which counts below 10 Nm."""
+    # Rows are contiguous, so numpy sums each of them in the same order however many there are.
+    return (4 + quadratic(np.abs(measured.force) / 10).mean(axis=1)) / 5
+
+
+def forward(measured: Measured, speed: float) -> Row:
+    """Between 1/6 and 1, which is reached at `speed` (m/s)."""
+    velocity = measured.velocity[:, 0]
+    return (5 * np.where(velocity >= speed, 1.0, linear((speed - velocity) / speed)) + 1) / 6
+
+
+def standing(measured: Measured) -> Row:
+    return tall(measured.head, HEAD, HEAD / 4) * upright(measured, 0.9)
+
+
+def stand(measured: Measured) -> Row:
+    still = gaussian(np.abs(measured.velocity[:, :2]) / 2)
+    return small_control(measured) * standing(measured) * ((still[:, 0] + still[:, 1]) / 2)
+
+
+def walk(measured: Measured) -> Row:
+    return small_control(measured) * standing(measured) * forward(measured, 1.0)
+
+
+def run(measured: Measured) -> Row:
+    return small_control(measured) * standing(measured) * forward(measured, 5.0)
+
+
+def pole(measured: Measured) -> Row:
+    reward = 0.5 * (small_control(measured) * standing(measured)) + 0.5 * forward(measured, 0.5)
+    return reward * np.where(measured.touched, POLE_TOUCHED, 1.0)
+
+
+def climb(measured: Measured) -> Row:
+    """Slide and stair: the head is measured from each foot, and a torso may lean more."""
+    left = tall(measured.head - measured.left_foot, HEAD_ABOVE_FOOT, 0.45)
+    right = tall(measured.head - measured.right_foot, HEAD_ABOVE_FOOT, 0.45)
+    return left * right * upright(measured, 0.5) * small_control(measured) * forward(measured, 1.0)
