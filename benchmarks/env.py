@@ -1,10 +1,11 @@
-"""How fast environments step, and what they weigh: `python -m benchmarks.env [--suite metaworld] [--memory]`.
+"""How fast environments step, and what they weigh: `python -m benchmarks.env [--suite metaworld|humanoidbench] [--memory]`.
 
-Per task in one run, on the same cores: our pool with random actions; `gymnasium.vector.AsyncVectorEnv` over the
-package's own environments, a process each; and physics alone, bare `mj_step(nstep=5)` with random controls. Whole
-episodes, resets included, best of several interleaved rounds. Workers and physics have a core each to themselves: where
-something else is running, the scheduler tends to wake two workers on one core, one after the other. On a machine that is
-busy otherwise, `--core-time` counts the time that our processes have run instead of the clock's.
+Per task in one run, on the same cores: our pool with random actions; for MetaWorld, `gymnasium.vector.AsyncVectorEnv` over the
+package's own environments, a process each; and physics alone, bare `mj_step` with random controls (HumanoidBench's robot is
+put back on its feet as often as a random policy falls). Whole episodes, resets included, best of several interleaved rounds.
+Workers and physics have a core each to themselves: where something else is running, the scheduler tends to wake two workers
+on one core, one after the other. On a machine that is busy otherwise, `--core-time` counts the time that our processes have
+run instead of the clock's.
 """
 
 import argparse
@@ -65,8 +66,8 @@ def package_env(task: str) -> Any:
     return env
 
 
-def physics(task: str, envs: int, seconds: float, core_time: bool, barrier: Any, answers: Any) -> None:
-    """Nothing but physics, in a process of its own."""
+def metaworld_physics(task: str, envs: int) -> Callable[[int], None]:
+    """A step of nothing but physics."""
     import mujoco
 
     env = package_env(task)
@@ -86,14 +87,49 @@ def physics(task: str, envs: int, seconds: float, core_time: bool, barrier: Any,
             data.ctrl[:] = ctrl[i % ACTIONS, k]
             mujoco.mj_step(model, data, FRAME_SKIP)
 
+    return step
+
+
+def humanoidbench_physics(task: str, envs: int) -> Callable[[int], None]:
+    import mujoco
+
+    from sphere.envs.humanoidbench import FRAME_SKIP, HumanoidBench
+
+    batch, rng = HumanoidBench(task, envs), np.random.default_rng(os.getpid())
+    actions = rng.uniform(-1, 1, (ACTIONS, envs, len(batch.action_low))).astype(np.float32)
+    batch.reset(np.arange(envs), [np.random.default_rng([0, 0, i, 0]) for i in range(envs)])
+    start = batch.get_state()
+    length = 1
+    while length < EPISODE and not batch.step(actions[length])[2].any():
+        length += 1
+    control = (actions + 1) / 2 * batch.control_range + batch.control_low
+
+    def step(i: int) -> None:
+        if i % length == 0:
+            batch.set_state(start)
+        for k, data in enumerate(batch.data):
+            data.ctrl[:] = control[i % ACTIONS, k]
+            mujoco.mj_step(batch.model, data, FRAME_SKIP)
+
+    return step
+
+
+PHYSICS = {"metaworld": metaworld_physics, "humanoidbench": humanoidbench_physics}
+
+
+def physics(suite: str, task: str, envs: int, seconds: float, core_time: bool, barrier: Any, answers: Any) -> None:
+    """Nothing but physics, in a process of its own."""
+    step = PHYSICS[suite](task, envs)
     barrier.wait()
     answers.put(steps_per_second(step, envs, seconds, time.process_time if core_time else time.perf_counter))
 
 
-def physics_alone(context: Any, task: str, envs: int, workers: int, seconds: float, core_time: bool) -> float:
+def physics_alone(
+    context: Any, suite: str, task: str, envs: int, workers: int, seconds: float, core_time: bool
+) -> float:
     barrier, answers = context.Barrier(workers), context.Queue()
     shares = [envs * (i + 1) // workers - envs * i // workers for i in range(workers)]
-    arguments = [(task, share, seconds, core_time, barrier, answers) for share in shares]
+    arguments = [(suite, task, share, seconds, core_time, barrier, answers) for share in shares]
     processes = [context.Process(target=physics, args=each) for each in arguments]
     for i, process in enumerate(processes):
         process.start()
@@ -104,36 +140,44 @@ def physics_alone(context: Any, task: str, envs: int, workers: int, seconds: flo
     return total
 
 
-def compare(
-    task: str, envs: int, workers: int, seconds: float, rounds: int, core_time: bool
-) -> tuple[float, float, float]:
-    """Steps per second of ours, the package under gymnasium, and physics alone."""
+def random_step(pool: Any, actions: np.ndarray, i: int) -> None:
+    pool.step(actions[i])
+
+
+def package_pool(task: str, envs: int) -> Any:
     from gymnasium.vector import AsyncVectorEnv
 
+    pool = AsyncVectorEnv([partial(package_env, task)] * envs, context="forkserver")
+    pool.reset()
+    return pool
+
+
+def compare(
+    suite: str, task: str, envs: int, workers: int, seconds: float, rounds: int, core_time: bool
+) -> tuple[float, float, float]:
+    """Steps per second of ours, the package under gymnasium (0 where it cannot be run), and physics alone."""
     from sphere.envs import make
 
     context = multiprocessing.get_context("forkserver")
-    actions = np.random.default_rng(0).uniform(-1, 1, (ACTIONS, envs, 4)).astype(np.float32)
-    ours = make(f"metaworld/{task}", num_envs=envs, workers=workers)
+    ours = make(f"{suite}/{task}", num_envs=envs, workers=workers)
+    size = (ACTIONS, *(ours.action_space.shape or ()))
+    actions = np.random.default_rng(0).uniform(-1, 1, size).astype(np.float32)
     pids = [worker.process.pid for worker in ours._workers]  # type: ignore[attr-defined]
     for i, pid in enumerate(pids):
         pin(pid, i)
-    theirs = AsyncVectorEnv([partial(package_env, task)] * envs, context="forkserver")
     ours.reset()
-    theirs.reset()
-    clocks = [time.perf_counter] * 2
-    if core_time:
-        clocks = [core_clock(pids), core_clock([process.pid or 0 for process in theirs.processes])]
+    theirs = package_pool(task, envs) if suite == "metaworld" else None
+    pools = [(ours, pids)]
+    if theirs is not None:
+        pools.append((theirs, [process.pid or 0 for process in theirs.processes]))
     best = [0.0, 0.0, 0.0]
     for _ in range(rounds):
-        now = (
-            steps_per_second(lambda i: ours.step(actions[i]), envs, seconds, clocks[0]),
-            steps_per_second(lambda i: theirs.step(actions[i]), envs, seconds, clocks[1]),
-            physics_alone(context, task, envs, workers, seconds, core_time),
-        )
-        best = [max(pair) for pair in zip(best, now, strict=True)]
-    ours.close()
-    theirs.close()
+        for k, (pool, processes) in enumerate(pools):
+            clock = core_clock(processes) if core_time else time.perf_counter
+            best[k] = max(best[k], steps_per_second(partial(random_step, pool, actions), envs, seconds, clock))
+        best[2] = max(best[2], physics_alone(context, suite, task, envs, workers, seconds, core_time))
+    for pool, _ in pools:
+        pool.close()
     return best[0], best[1], best[2]
 
 
@@ -141,14 +185,14 @@ def geometric_mean(values: list[float]) -> float:
     return math.exp(sum(map(math.log, values)) / len(values))
 
 
-def speed(tasks: list[str], envs: int, workers: int, seconds: float, rounds: int, core_time: bool) -> None:
+def speed(suite: str, tasks: list[str], envs: int, workers: int, seconds: float, rounds: int, core_time: bool) -> None:
     unit = "second of core time" if core_time else "second"
     print(f"{envs} environments, {workers} workers, {len(os.sched_getaffinity(0))} cores; steps per {unit}")
     print(f"{'task':18s} {'ours':>8s} {'package':>8s} {'physics':>8s} {'/ package':>9s} {'/ physics':>9s}")
     gains, shares = [], []
     for task in tasks:
-        ours, package, bare = compare(task, envs, workers, seconds, rounds, core_time)
-        gains.append(ours / package)
+        ours, package, bare = compare(suite, task, envs, workers, seconds, rounds, core_time)
+        gains.append(ours / package if package else math.nan)
         shares.append(ours / bare)
         print(f"{task:18s} {ours:8.0f} {package:8.0f} {bare:8.0f} {gains[-1]:9.2f} {shares[-1]:9.2f}", flush=True)
     print(f"{'geometric mean':18s} {'':26s} {geometric_mean(gains):9.2f} {geometric_mean(shares):9.2f}")
@@ -160,13 +204,13 @@ def weight(pid: int) -> dict[str, float]:
     return {name: int(size.split()[0]) / 1024 for name, size in (line.split(":") for line in lines)}
 
 
-def memory(tasks: list[str], sizes: tuple[int, ...], workers: int) -> None:
+def memory(suite: str, tasks: list[str], sizes: tuple[int, ...], workers: int) -> None:
     """Of the worker processes, at the start and after one switch to every task."""
     from sphere.envs import make
 
     for envs in sizes:
         start = time.perf_counter()
-        with make(f"metaworld/{tasks[0]}", num_envs=envs, workers=workers) as pool:
+        with make(f"{suite}/{tasks[0]}", num_envs=envs, workers=workers) as pool:
             pool.reset()
             print(f"{envs} environments, {workers} workers: made and reset in {time.perf_counter() - start:.1f} s")
             for task in [*tasks, *tasks]:
@@ -182,7 +226,7 @@ def memory(tasks: list[str], sizes: tuple[int, ...], workers: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--suite", default="metaworld", choices=["metaworld"])
+    parser.add_argument("--suite", default="metaworld", choices=list(PHYSICS))
     parser.add_argument("--envs", type=int, default=8)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--tasks", nargs="*")
@@ -195,9 +239,9 @@ def main() -> None:
 
     chosen = args.tasks or list(tasks(args.suite))
     if args.memory:
-        return memory(chosen, (8, 80), args.workers)
+        return memory(args.suite, chosen, (8, 80), args.workers)
     multiprocessing.set_forkserver_preload(["metaworld.env_dict"])
-    return speed(chosen, args.envs, args.workers, args.seconds, args.rounds, args.core_time)
+    return speed(args.suite, chosen, args.envs, args.workers, args.seconds, args.rounds, args.core_time)
 
 
 if __name__ == "__main__":

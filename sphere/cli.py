@@ -1,4 +1,4 @@
-"""The command line: `sphere train | resume | eval | show | render | assets | verify | bench`, also as `python -m sphere`."""
+"""The command line: `sphere train`, `resume`, `eval`, `show` and others (see USAGE), also as `python -m sphere`."""
 
 import difflib
 import json
@@ -21,6 +21,7 @@ USAGE = """usage: sphere COMMAND ...
   show     settings, latest numbers:  sphere show runs/first
   render   film a policy:             sphere render runs/first --task metaworld/push --out push.gif
   assets   get a suite's files:       sphere assets humanoidbench
+  heldout  states to compare r_e(K):  sphere heldout humanoidbench
   verify   compare with references:   sphere verify update FILE, sphere verify metaworld
   bench    measure this machine:      sphere bench update
 
@@ -174,6 +175,36 @@ def verify(arguments: list[str]) -> None:
 
 
 @dataclass(frozen=True)
+class Heldout:
+    """Train the policy whose states r_e(K) is compared on, and store a batch of them. Interrupted, it can be called again."""
+
+    suite: tyro.conf.Positional[str]
+    states: int = 512
+    work: Path | None = None
+    """Where the policy is trained; default: runs/ and the suite's name."""
+    out: Path | None = None
+    """Default: the suite's name and .npz, here; the package's own are in sphere/heldout/."""
+
+
+def heldout(arguments: list[str]) -> None:
+    from sphere.runs.loop import train as run
+    from sphere.runs.recipes import RECIPES, make
+
+    options = tyro.cli(Heldout, prog="sphere heldout", args=arguments)
+    if options.suite not in RECIPES:
+        raise _nearest("recipe for held-out states of", options.suite, list(RECIPES))
+    work = options.work or Path("runs") / f"heldout-{options.suite}"
+    out = options.out or Path(f"{options.suite}.npz")
+    run(RECIPES[options.suite], work, resume=(work / "fleet.json").exists())
+    batch = make(RECIPES[options.suite], work, options.states, out)
+    print(
+        f"{out}: {batch.states.shape[0]} states of {batch.states.shape[1]} numbers, sha256 {batch.provenance['sha256'][:12]}…"
+    )
+    for task, mean in batch.provenance["mean_return"].items():
+        print(f"  {task:<32} mean return {mean:.1f}")
+
+
+@dataclass(frozen=True)
 class Assets:
     """Get the files that a suite needs and that are not ours to ship, each checked against its recorded sum."""
 
@@ -236,6 +267,7 @@ COMMANDS: dict[str, Callable[[list[str]], Any]] = {
     "show": show,
     "render": render,
     "assets": assets,
+    "heldout": heldout,
     "verify": verify,
     "bench": bench,
 }

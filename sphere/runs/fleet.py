@@ -12,7 +12,7 @@ import numpy as np
 from sphere import envs
 from sphere.algos import ppo
 from sphere.diagnostics import diagnose
-from sphere.runs import checkpoint
+from sphere.runs import checkpoint, heldout
 from sphere.runs.rollout import Collector, Episodes, Statistics, evaluate, random_states
 from sphere.runs.settings import FleetConfig
 
@@ -64,11 +64,15 @@ class Fleet:
         return ppo.init_fleet(self.program, self.obs_size, self.act_size, self.seeds)
 
     def _heldout(self) -> np.ndarray | None:
-        """The fixed batch of the suite. Suites that ship none get states of a random policy, the same for every user."""
-        if not self.config.evaluation.heldout:
+        """The suite's own batch; where there is none that fits, states of a random policy, the same for every user."""
+        count = self.config.evaluation.heldout
+        if not count:
             return None
+        batch = heldout.shipped(self.config.tasks[0].split("/")[0])
+        if batch is not None and batch.states.shape[1] == self.obs_size and count <= len(batch.states):
+            return batch.states[:count]
         with envs.make(self.config.tasks[0], num_envs=8, seed=0, workers=0, **self.config.simulator.given()) as pool:
-            return random_states(pool, self.config.evaluation.heldout)
+            return random_states(pool, count)
 
     @property
     def task(self) -> str:

@@ -1,0 +1,74 @@
+"""The states that r_e(K) is compared on: kept whole, refused when changed, used by the runs of their suite."""
+
+import dataclasses
+
+import fleets
+import numpy as np
+import pytest
+
+from sphere import envs
+from sphere.runs import heldout, recipes
+from sphere.runs.fleet import Fleet
+from sphere.runs.loop import train
+from sphere.runs.settings import Simulator
+
+STATES = np.random.default_rng(0).standard_normal((20, 6)).astype(np.float32)
+
+
+def test_there_and_back(tmp_path):
+    heldout.save(tmp_path / "probe.npz", STATES, {"tasks": ["probe/reach-north"]})
+    found = heldout.load(tmp_path / "probe.npz")
+    np.testing.assert_array_equal(found.states, STATES)
+    assert found.provenance["tasks"] == ["probe/reach-north"]
+    assert len(found.provenance["sha256"]) == 64
+
+
+def test_changed_states_are_refused(tmp_path):
+    path = tmp_path / "probe.npz"
+    heldout.save(path, STATES, {})
+    with np.load(path) as file:
+        provenance = file["provenance"]
+    np.savez(path, states=STATES + np.float32(1e-6), provenance=provenance)
+    with pytest.raises(ValueError, match=r"probe\.npz was changed: its states have sha256"):
+        heldout.load(path)
+
+
+def test_a_fleet_takes_the_suites_batch_and_falls_back_to_random_states(tmp_path, monkeypatch):
+    monkeypatch.setattr(heldout, "FOLDER", tmp_path)
+    config = dataclasses.replace(fleets.TINY, workers=0)
+
+    def batch(config):
+        fleet = Fleet(config, tmp_path / "fleet")
+        fleet.close()
+        return fleet.heldout
+
+    at_random = batch(config)
+    assert at_random.shape == (16, 6)
+    heldout.save(tmp_path / "probe.npz", STATES, {})
+    np.testing.assert_array_equal(batch(config), STATES[:16])
+    heldout.save(tmp_path / "probe.npz", STATES[:, :5], {})  # of another size
+    np.testing.assert_array_equal(batch(config), at_random)
+
+
+def test_states_are_made_from_every_task_of_a_trained_policy(tmp_path):
+    config = dataclasses.replace(fleets.TINY, seeds=(0,), rho=(0.0,), workers=0, steps_per_task=128)
+    train(config, tmp_path / "fleet", quiet=True)
+    one = recipes.make(config, tmp_path / "fleet", 31, tmp_path / "one.npz")
+    two = recipes.make(config, tmp_path / "fleet", 31, tmp_path / "two.npz")
+    np.testing.assert_array_equal(one.states, two.states)
+    assert one.states.shape == (31, 6)
+    assert one.provenance["steps"] == 256
+    assert set(one.provenance["mean_return"]) == set(config.tasks)
+    assert len(np.unique(one.states, axis=0)) == 31
+
+
+@pytest.mark.parametrize("suite", ["metaworld", "humanoidbench"])
+def test_the_shipped_batches_fit_their_suites(suite):
+    batch = heldout.shipped(suite)
+    assert batch is not None
+    assert batch.states.shape == (512, {"metaworld": 39, "humanoidbench": 51}[suite])
+    assert np.isfinite(batch.states).all()
+    assert np.linalg.matrix_rank(batch.states - batch.states.mean(0)) > 20
+    assert batch.provenance["settings"]["steps_per_task"] == recipes.RECIPES[suite].steps_per_task
+    assert {task.split("/")[1] for task in batch.provenance["tasks"]} <= set(envs.tasks(suite))
+    assert Simulator(**batch.provenance["settings"]["simulator"]) == Simulator()
