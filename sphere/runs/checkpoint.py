@@ -18,6 +18,7 @@ import logging
 import os
 import re
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -91,16 +92,19 @@ def save(directory: Path, step: int, tree: Any, meta: dict[str, Any]) -> Path:
     return path
 
 
-def load_latest(directory: Path, like: Any) -> Checkpoint:
+def load_latest(
+    directory: Path, like: Any = None, *, like_for: Callable[[dict[str, Any]], Any] | None = None
+) -> Checkpoint:
     """The newest undamaged checkpoint; damaged ones on the way are warned about and noted.
 
-    `like` is a tree as a fresh start builds it. A checkpoint that does not fit it is an error and is not
-    passed over: the settings are wrong, and an older file would not fit either.
+    `like` is a tree as a fresh start builds it; `like_for` makes it from the file's `meta`, where sizes depend on that. A
+    checkpoint that does not fit it is an error and is not passed over: the settings are wrong, and an older file would
+    not fit either.
     """
     notes: list[str] = []
     for path in reversed(checkpoints(directory)):
         try:
-            return load(path, like)._replace(notes=notes)
+            return load(path, like, like_for=like_for)._replace(notes=notes)
         except Damaged as error:
             notes.append(str(error))
             log.warning("%s; trying the checkpoint before it", error)
@@ -109,9 +113,11 @@ def load_latest(directory: Path, like: Any) -> Checkpoint:
     raise CheckpointError("\n".join([f"no usable checkpoint in {directory}; start again elsewhere", *notes]))
 
 
-def load(path: Path, like: Any) -> Checkpoint:
+def load(path: Path, like: Any = None, *, like_for: Callable[[dict[str, Any]], Any] | None = None) -> Checkpoint:
     """One checkpoint in the form of `like`: jax arrays where it has them, on the same devices, else numpy."""
     manifest, arrays = _read(path)
+    if like_for is not None:
+        like = like_for(manifest["meta"])
     leaves = _named_leaves(like)
     saved, wanted = manifest["leaves"], {name: _describe(name, leaf) for name, leaf in leaves.items()}
     if saved != wanted:

@@ -9,7 +9,6 @@ import numpy as np
 
 from sphere import envs
 from sphere.algos import ppo
-from sphere.runs import checkpoint
 from sphere.runs.fleet import Fleet
 from sphere.runs.rollout import Statistics
 from sphere.runs.settings import FleetConfig, run_name
@@ -52,8 +51,7 @@ def _policy(config: FleetConfig, directory: Path, row: int) -> tuple[Any, Statis
     """Actor and observation statistics of one run, from the newest checkpoint, and the task it was at."""
     fleet = Fleet(config, directory)
     try:
-        fleet.begin_task()
-        fleet.restore(checkpoint.load_latest(directory, fleet.tree()))
+        fleet.resume()
         actor = jax.tree.map(lambda leaf: leaf[row : row + 1], fleet.state.actor)
         kept = fleet.collector.statistics
         if kept is not None:

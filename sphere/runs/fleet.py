@@ -164,13 +164,20 @@ class Fleet:
             "total_iterations": self.total_iterations,
         }
 
-    def restore(self, saved: checkpoint.Checkpoint) -> None:
-        for name, value in saved.meta["counters"].items():
-            setattr(self, name, value)
-        if self.task_index:
-            self.pool.switch(task_name(self.task))
+    def resume(self) -> checkpoint.Checkpoint:
+        """Go on from the newest good checkpoint of the directory."""
+        saved = checkpoint.load_latest(self.directory, like_for=self._at)
         tree = saved.tree
         self.pool.set_state(tree["pool"])
         self.state, self.collector.obs, self.online = tree["state"], tree["obs"], tree["online"]
         if self.collector.statistics is not None:
             self.collector.statistics = dataclasses.replace(self.collector.statistics, **tree["statistics"])
+        return saved
+
+    def _at(self, meta: dict[str, Any]) -> dict[str, Any]:
+        """A tree of the sizes of that moment: simulators of different tasks have states of different sizes."""
+        for name, value in meta["counters"].items():
+            setattr(self, name, value)
+        raw, _ = self.pool.switch(task_name(self.task)) if self.task_index else self.pool.reset()
+        self.collector.see(raw)
+        return self.tree()

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sphere.runs import checkpoint, record
+from sphere.runs import record
 from sphere.runs.fleet import Fleet
 from sphere.runs.rollout import evaluate
 from sphere.runs.settings import FleetConfig, run_name
@@ -53,8 +53,7 @@ def evaluate_table(config: FleetConfig, directory: Path, episodes: int, tasks: t
     config = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, episodes=episodes))
     fleet = Fleet(config, directory)
     try:
-        fleet.begin_task()
-        fleet.restore(checkpoint.load_latest(directory, fleet.tree()))
+        fleet.resume()
         names = [run_name(*run) for run in config.runs]
         lines = [f"{episodes} deterministic episodes, after {fleet.steps:,} steps; success at end (any step)", ""]
         lines.append(f"{'task':<28}" + "".join(f"{name:>18}" for name in names))

@@ -174,9 +174,7 @@ def train(config: FleetConfig, directory: Path, *, resume: bool = False, quiet: 
         total = runs * len(config.tasks) * config.iterations_per_task * config.iteration_steps
         saved = None
         if resume and checkpoint.checkpoints(directory):
-            fleet.begin_task()
-            saved = checkpoint.load_latest(directory, fleet.tree())
-            fleet.restore(saved)
+            saved = fleet.resume()
         progress = Progress(total, fleet.steps * runs, quiet=quiet)
         for note in saved.notes if saved else ():
             progress.say(note)

@@ -12,7 +12,7 @@ from sphere import envs
 from sphere.algos import ppo
 from sphere.algos.ppo import PPOConfig
 from sphere.nets import NetConfig
-from sphere.runs import checkpoint, record
+from sphere.runs import record
 from sphere.runs.fleet import Fleet
 from sphere.runs.heldout import Heldout, load, save
 from sphere.runs.presets import preset
@@ -42,8 +42,7 @@ def make(config: FleetConfig, directory: Path, count: int, path: Path, seed: int
     """States of the first run of a trained fleet, as many from each of its tasks, to a file."""
     fleet = Fleet(config, directory)
     try:
-        fleet.begin_task()
-        fleet.restore(checkpoint.load_latest(directory, fleet.tree()))
+        fleet.resume()
         actor = jax.tree.map(lambda leaf: leaf[:1], fleet.state.actor)
         kept, steps = fleet.collector.statistics, fleet.steps
     finally:
