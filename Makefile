@@ -41,4 +41,4 @@ bundle: $(READY)
 	$(RUN) scripts/bundle.py --python $(PY)
 
 clean:
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .xla_cache

@@ -1,5 +1,12 @@
 """Set-up shared by all tests: shape checks on, silent broadcasting off, float64 on request."""
 
+import os
+from pathlib import Path
+
+# Compiling is most of what tests do: large programs are shared between processes, and with the next run.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".xla_cache"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
+
 import jax
 import pytest
 from jaxtyping import install_import_hook

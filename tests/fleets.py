@@ -46,7 +46,7 @@ def resume(directory: Path, cache: Path, **environment: str) -> subprocess.Popen
     """`sphere resume` in a process of its own; compiled programs are shared through `cache` to save time."""
     settings = {
         "JAX_DEFAULT_MATMUL_PRECISION": "highest",  # as in the tests' own process
-        "JAX_COMPILATION_CACHE_DIR": str(cache),
+        "JAX_COMPILATION_CACHE_DIR": os.environ.get("JAX_COMPILATION_CACHE_DIR", str(cache)),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }

@@ -62,8 +62,9 @@ def plan(config: FleetConfig, out: Path) -> str:
     # acting: a round trip to the device per step, about 0.3 ms where nothing else is known
     seconds = iterations * (config.ppo.rollout_steps * (step + 3e-4) + _update_seconds(config, obs, act))
     steps = iterations * config.iteration_steps
+    many = "run" if len(config.runs) == 1 else "runs as one fleet"
     lines = [
-        f"{len(config.runs)} runs as one fleet on {jax.devices()[0].device_kind}, into {out}",
+        f"{len(config.runs)} {many} on {jax.devices()[0].device_kind}, into {out}",
         f"  runs       {', '.join(run_name(*run) for run in config.runs)}",
         f"  tasks      {', '.join(config.tasks)} ({config.protocol})",
         f"  steps      {config.iterations_per_task * config.iteration_steps:,} per task and run "
