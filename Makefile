@@ -37,8 +37,9 @@ bench: $(READY)
 	$(RUN) -m benchmarks.ntk
 
 # For a machine without a network that has jax: make bundle PY=3.12, copy the folder, PYTHONPATH=bundle python3 -m sphere
+# With TESTS=1 also pytest and its like, to test a checkout there: PYTHONPATH=.:bundle python3 -m pytest
 bundle: $(READY)
-	$(RUN) scripts/bundle.py --python $(PY)
+	$(RUN) scripts/bundle.py --python $(PY) $(if $(TESTS),--tests)
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .xla_cache

@@ -23,6 +23,11 @@ PACKAGES = """
 """.split()
 """What `sphere` and its suites import, without jax, numpy and scipy."""
 
+TEST_PACKAGES = """
+    beartype execnet hypothesis iniconfig pluggy pygments pytest pytest-xdist sortedcontainers
+""".split()
+"""What the tests import besides, without scikit-learn and tensorboard (30 and 60 MB)."""
+
 TASKS = """
     hammer push_wall faucet_close push_back stick_pull handle_press_side push shelf_place window_close peg_unplug_side
 """.split()
@@ -35,12 +40,12 @@ UNUSED = (
 )  # fmt: skip
 
 
-def install(folder: Path, python: str) -> None:
+def install(folder: Path, python: str, packages: list[str]) -> None:
     platform = ["manylinux2014_x86_64", "manylinux_2_17_x86_64", "manylinux_2_28_x86_64", "any"]
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
     command += ["--target", str(folder), "--python-version", python, "--only-binary=:all:", "--no-compile"]
     command += [f"--platform={name}" for name in platform]
-    done = subprocess.run([*command, *PACKAGES], check=False, capture_output=True, text=True)
+    done = subprocess.run([*command, *packages], check=False, capture_output=True, text=True)
     if done.returncode:
         errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
         sys.exit("\n".join([f"pip could not collect the packages for Python {python}:", *(errors or [done.stderr])]))
@@ -73,12 +78,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--python", default="3.12", help="version of Python on that machine")
     parser.add_argument("--out", type=Path, default=ROOT / "bundle", help="a folder that is replaced")
+    parser.add_argument(
+        "--tests", action="store_true", help="also what the tests need: python3 -m pytest in a checkout"
+    )
     options = parser.parse_args()
     if options.out.exists():
         if not (options.out / "sphere").is_dir() and any(options.out.iterdir()):
             sys.exit(f"{options.out} holds something else than a bundle; choose another --out")
         shutil.rmtree(options.out)
-    install(options.out, options.python)
+    install(options.out, options.python, PACKAGES + (TEST_PACKAGES if options.tests else []))
     keep_only_models_of(TASKS, options.out / "metaworld")
     for pattern in UNUSED:
         for path in list(options.out.glob(pattern)):
