@@ -153,18 +153,19 @@ def package_pool(task: str, envs: int) -> Any:
 
 
 def compare(
-    suite: str, task: str, envs: int, workers: int, seconds: float, rounds: int, core_time: bool
+    suite: str, task: str, envs: int, workers: int | None, seconds: float, rounds: int, core_time: bool
 ) -> tuple[float, float, float]:
     """Steps per second of ours, the package under gymnasium (0 where it cannot be run), and physics alone."""
     from sphere.envs import make
+    from sphere.envs.worker import Process
 
     context = multiprocessing.get_context("forkserver")
     ours = make(f"{suite}/{task}", num_envs=envs, workers=workers)
     size = (ACTIONS, *(ours.action_space.shape or ()))
     actions = np.random.default_rng(0).uniform(-1, 1, size).astype(np.float32)
-    pids = [worker.process.pid for worker in ours._workers]  # type: ignore[attr-defined]
+    pids = [worker.process.pid for worker in ours._workers if isinstance(worker, Process)]
     for i, pid in enumerate(pids):
-        pin(pid, i)
+        pin(pid, i + len(ours._workers) - len(pids))  # the learner's own share, if it has one, is on the first core
     ours.reset()
     theirs = package_pool(task, envs) if suite == "metaworld" else None
     pools = [(ours, pids)]
@@ -175,7 +176,7 @@ def compare(
         for k, (pool, processes) in enumerate(pools):
             clock = core_clock(processes) if core_time else time.perf_counter
             best[k] = max(best[k], steps_per_second(partial(random_step, pool, actions), envs, seconds, clock))
-        best[2] = max(best[2], physics_alone(context, suite, task, envs, workers, seconds, core_time))
+        best[2] = max(best[2], physics_alone(context, suite, task, envs, len(ours._workers), seconds, core_time))
     for pool, _ in pools:
         pool.close()
     return best[0], best[1], best[2]
@@ -187,7 +188,8 @@ def geometric_mean(values: list[float]) -> float:
 
 def speed(suite: str, tasks: list[str], envs: int, workers: int, seconds: float, rounds: int, core_time: bool) -> None:
     unit = "second of core time" if core_time else "second"
-    print(f"{envs} environments, {workers} workers, {len(os.sched_getaffinity(0))} cores; steps per {unit}")
+    by = "workers by default" if workers is None else f"{workers} workers"
+    print(f"{envs} environments, {by}, {len(os.sched_getaffinity(0))} cores; steps per {unit}")
     print(f"{'task':18s} {'ours':>8s} {'package':>8s} {'physics':>8s} {'/ package':>9s} {'/ physics':>9s}")
     gains, shares = [], []
     for task in tasks:
@@ -228,7 +230,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--suite", default="metaworld", choices=list(PHYSICS))
     parser.add_argument("--envs", type=int, default=8)
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--workers", type=int, help="default: the pool's own")
     parser.add_argument("--tasks", nargs="*")
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--rounds", type=int, default=2)
@@ -239,7 +241,7 @@ def main() -> None:
 
     chosen = args.tasks or list(tasks(args.suite))
     if args.memory:
-        return memory(args.suite, chosen, (8, 80), args.workers)
+        return memory(args.suite, chosen, (8, 80), args.workers or 2)
     multiprocessing.set_forkserver_preload(["metaworld.env_dict"])
     return speed(args.suite, chosen, args.envs, args.workers, args.seconds, args.rounds, args.core_time)
 

@@ -296,3 +296,19 @@ def test_no_step_is_lost_or_doubled_at_any_pace(workers, in_order, monkeypatch):
             np.testing.assert_array_equal(obs, np.full((4, 1), step % 5))
             if step % 100 == 0:  # a command in between, by the pipe
                 assert (pool.get_state()["elapsed"] == step % 5).all()
+
+
+@pytest.mark.parametrize(("cores", "processes", "here"), [(1, 0, 1), (3, 2, 1), (8, 6, 0)])
+def test_by_default_the_learner_steps_a_share_where_cores_are_few(cores, processes, here, monkeypatch):
+    monkeypatch.setattr(pool_module, "cores", lambda: cores)
+    actions = np.random.default_rng(0).uniform(-1, 1, (40, 6, 1)).astype(np.float32)
+    with Pool(Walk, "walk", 3, seeds=(5, 6)) as pool, Pool(Walk, "walk", 3, seeds=(5, 6), workers=0) as alone:
+        assert len(children(os.getpid())) >= processes
+        kinds = [type(worker).__name__ for worker in pool._workers]
+        assert kinds == ["Local"] * here + ["Process"] * processes
+        np.testing.assert_array_equal(pool.reset()[0], alone.reset()[0])
+        for action in actions:
+            for mine, theirs in zip(pool.step(action)[:4], alone.step(action)[:4], strict=True):
+                np.testing.assert_array_equal(mine, theirs)
+        state = pool.get_state()
+        np.testing.assert_array_equal(alone.set_state(state), state["obs"])

@@ -26,20 +26,20 @@ from sphere.envs.worker import Local, Process, Worker, WorkerError, anonymous_me
 
 __all__ = ["Pool", "WorkerError"]
 
+MANY = 8
+"""Cores from which on the learner, by default, leaves all stepping to workers: a simulator that crashes or hangs then does
+not take it along. Below, its core is needed, and it steps a share itself."""
+
 AWAKE = 0.01
 """Seconds that a learner with a core of its own stays awake for the end of a step."""
-
-
-def default_workers() -> int:
-    """One per core; from eight cores on, one core is the learner's, which then need not sleep during a step."""
-    return cores() - 1 if cores() >= 8 else cores()
 
 
 class Pool(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
     """`num_envs` environments of one task for each of the run `seeds`, run-major, with same-step autoreset.
 
     All that an environment draws is from `default_rng([run seed, crc32(task), index in run, episode])`, so
-    trajectories depend neither on `workers` (0: in this process; default: about one per core) nor on other runs.
+    trajectories depend neither on `workers` (0: in this process; default: one per core,
+    the learner being one of them on a machine with few) nor on other runs.
     Actions are clipped to their box here.
 
     `step` answers in `infos`: `final_obs`, the true successor of every environment (where `_final_obs`, the
@@ -68,7 +68,8 @@ class Pool(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
             raise ValueError(f"num_envs={num_envs} for {len(seeds)} run seeds; want at least one of each")
         if not timeout > 0:
             raise ValueError(f"timeout={timeout}; want a positive number of seconds")
-        workers = min(default_workers() if workers is None else workers, total)
+        here = workers == 0 or (workers is None and cores() < MANY)
+        workers = min(cores() - 1 if workers is None else workers, total - here)
         if workers < 0:
             raise ValueError(f"workers={workers}; want 0 (in this process) or more")
         if task not in suite.tasks:
@@ -76,11 +77,12 @@ class Pool(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         self._suite, self.task = suite, task
         self.num_envs, self.num_runs = total, len(seeds)
         self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
-        bounds = [total * i // max(workers, 1) for i in range(max(workers, 1) + 1)]
+        shares = workers + here
+        bounds = [total * i // shares for i in range(shares + 1)]
         self._parts = [slice(*pair) for pair in pairwise(bounds)]
         streams = self._streams(seeds)
         try:
-            self._begin(workers, timeout, [(suite, dict(settings or {}), streams[part], task) for part in self._parts])
+            self._begin(here, timeout, [(suite, dict(settings or {}), streams[part], task) for part in self._parts])
         except BaseException:
             self.close()
             raise
@@ -89,31 +91,32 @@ class Pool(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         self._success_once = np.zeros(total, bool)
         self._started = self._pending = False
 
-    def _begin(self, workers: int, timeout: float, arguments: list[tuple]) -> None:
-        """Start the workers and set up spaces and rows by what they say."""
-        if workers == 0:
-            self._workers.append(Local(Share()))
-            self._rows = np.zeros(self.num_envs, self._adopt(self._call("begin", arguments)))
-            self._call("bind", [(self._rows,)])
-            return
-        if self._suite.__module__ == "__main__" or "<locals>" in self._suite.__qualname__:
+    def _begin(self, here: bool, timeout: float, arguments: list[tuple]) -> None:
+        """Start the workers and set up spaces and rows by what they say; `here`: the first share is this process's."""
+        workers = len(self._parts) - here
+        if workers and (self._suite.__module__ == "__main__" or "<locals>" in self._suite.__qualname__):
             raise ValueError(
                 f"workers cannot import {self._suite.__qualname__} from {self._suite.__module__}; define it "
                 "at the top level of a module of its own, or use workers=0"
             )
+        if here:  # first in the list: it steps while the others do
+            self._workers.append(Local(Share()))
         with anonymous_memory() as file, anonymous_memory() as bells:
             memory = file.fileno()
-            os.ftruncate(bells.fileno(), workers * SIZE)
+            os.ftruncate(bells.fileno(), max(workers, 1) * SIZE)
             ring = bells.fileno() if IN_ORDER else None
             # With a core of its own the learner stays awake during a step; otherwise that would take a worker's.
             spin = AWAKE if workers < cores() else 0.0
-            for i, part in enumerate(self._parts):
+            for i, part in enumerate(self._parts[here:]):
                 label = f"worker {i} of {workers} (environments {part.start} to {part.stop - 1})"
                 self._workers.append(Process(label, memory, timeout, ring, i, spin))
             dtype = self._adopt(self._call("begin", arguments))
             os.ftruncate(memory, self.num_envs * dtype.itemsize)
             self._rows = np.frombuffer(mmap.mmap(memory, self.num_envs * dtype.itemsize), dtype)
-            self._call("attach", [(memory, self.num_envs, part) for part in self._parts])
+            files = [memory] * len(self._parts)
+            if here:
+                files[0] = os.dup(memory)  # whoever attaches closes the file
+            self._call("attach", [(file, self.num_envs, part) for file, part in zip(files, self._parts, strict=True)])
 
     def _adopt(self, specs: Sequence[Spec]) -> np.dtype:
         """Set the spaces by what the workers say of their environments."""
