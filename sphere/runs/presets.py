@@ -71,7 +71,7 @@ _HUMANOIDBENCH_RELEASED = dataclasses.replace(
 
 _DEMO = FleetConfig(
     tasks=("metaworld/faucet-close", "metaworld/window-close"),
-    steps_per_task=102_400,
+    steps_per_task=143_360,
     seeds=(0, 1),
     rho=(0.0, 0.1),
     simulator=Simulator(horizon=200),

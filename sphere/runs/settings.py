@@ -72,8 +72,8 @@ class FleetConfig:
     wandb: str | None = None
     """Also send the metrics to this project of Weights & Biases; the package must be installed."""
     workers: int | None = None
-    """Simulator processes; default: one less than cores, and below eight cores the learner steps a share itself. Results do not
-    depend on it."""
+    """Simulator processes; default: one less than cores, and below eight cores the learner steps a share itself. Results do
+    not depend on it."""
 
     def __post_init__(self) -> None:
         if not self.tasks:
