@@ -29,6 +29,9 @@ class Gaussian(NamedTuple):
     def entropy(self) -> Float[Array, ""]:
         return jnp.sum(self.log_std) + 0.5 * self.log_std.size * (1 + math.log(2 * math.pi))
 
+    def sample(self, key: PRNGKeyArray) -> Float[Array, "n act"]:
+        return self.mean + jnp.exp(self.log_std)[None, :] * jax.random.normal(key, self.mean.shape, self.mean.dtype)
+
 
 class GaussianActor(eqx.Module):
     """The trunk gives the mean; log_std is learned, does not depend on the state and starts at 0."""
