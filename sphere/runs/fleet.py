@@ -11,12 +11,21 @@ import numpy as np
 
 from sphere import envs
 from sphere.algos import ppo
-from sphere.diagnostics import diagnose
+from sphere.diagnostics import diagnose, expert_load
 from sphere.runs import checkpoint, heldout
 from sphere.runs.rollout import Collector, Episodes, Statistics, evaluate, random_states
 from sphere.runs.settings import FleetConfig
 
+LOADS = 64
+"""Most experts whose loads are recorded one by one; with more of them, their balance is what can be read."""
+
 _diagnose = jax.jit(jax.vmap(diagnose), compiler_options=ppo.EXACT)
+
+
+@partial(jax.jit, compiler_options=ppo.EXACT)
+@jax.vmap
+def _loads(net: Any, states: jax.Array) -> jax.Array:
+    return expert_load(getattr(net, "trunk", net)(states)[1])
 
 
 def task_name(task: str) -> str:
@@ -143,6 +152,10 @@ class Fleet:
             for name, values in jax.device_get(_diagnose(self.state.actor, jnp.asarray(states)))._asdict().items():
                 for run, value in enumerate(values):
                     results[run][f"{place}/{name}"] = float(value)
+            loads = jax.device_get(_loads(self.state.actor, jnp.asarray(states)))
+            if 1 < loads.shape[1] <= LOADS:
+                for run, shares in enumerate(loads):
+                    results[run] |= {f"{place}/load/{expert}": float(share) for expert, share in enumerate(shares)}
         return results
 
     # Checkpoints -----------------------------------------------------------------------------------------------------

@@ -1,0 +1,1 @@
+"""From run directories to numbers, tables, figures and a page. Nothing here needs jax or a simulator."""

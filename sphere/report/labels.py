@@ -1,0 +1,111 @@
+"""Which runs are runs of one method, and what it is called: the paper's names where it has one."""
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+KINDS = {
+    "mlp": "PPO",
+    "top-k": "Top-K MoE",
+    "dense": "Dense-MoE",
+    "deepseek": "DS-MoE",
+    "soft": "SoftMoE",
+    "expert-choice": "Expert-choice routing",
+}
+
+NOT_THE_METHOD = ("seeds", "protocol", "tasks", "workers", "wandb", "checkpoint_every", "evaluation", "boundary")
+"""Settings that runs of one method may differ in: which sample, which protocol, how it was watched."""
+
+
+def method_name(config: Mapping[str, Any]) -> str:
+    """Of one run by its settings; runs of different settings may still share it (see `tell_apart`)."""
+    ppo = config.get("ppo") or {}
+    actor = ppo.get("actor") or {}
+    kind = KINDS.get(str(actor.get("kind")), str(actor.get("kind", "unknown")))
+    if kind == "PPO" and _ten_times(actor, ppo.get("critic") or {}):
+        kind = "PPO(10x)"
+    rho = float(config["rho"][0])
+    norm = bool(actor.get("layer_norm"))
+    if kind == "Top-K MoE" and rho > 0:
+        return "SPHERE + LN" if norm else "SPHERE"
+    if kind == "Top-K MoE" and norm and rho == 0:
+        return "LN"  # the paper's name for LayerNorm in the Top-K actor
+    penalty = [] if rho == 0 else ["SPHERE" if rho > 0 else "negative SPHERE"]
+    return " + ".join([kind, *penalty, *["LN"] * norm])
+
+
+def _ten_times(actor: Mapping[str, Any], critic: Mapping[str, Any]) -> bool:
+    """Whether a dense actor has about ten times the parameters of one as wide as its critic."""
+    if not (actor.get("width") and critic.get("width")):
+        return False
+    return 8 <= (actor["width"] / critic["width"]) ** 2 <= 14
+
+
+def method_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that make the method, flat: "ppo.actor.experts" -> 10."""
+    rest = {name: value for name, value in config.items() if name not in NOT_THE_METHOD}
+    rest["rho"] = config["rho"][0]
+    found = flatten(rest)
+    if rest["rho"] == 0:  # what a penalty would have been like makes no difference
+        found = {name: value for name, value in found.items() if not name.startswith("ppo.penalty")}
+    return found
+
+
+def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            found |= flatten(value, f"{prefix}{name}.")
+        else:
+            found[prefix + name] = value
+    return found
+
+
+def tell_apart(
+    configs: Sequence[Mapping[str, Any]], label: Callable[[Mapping[str, Any]], str] = method_name
+) -> list[str]:
+    """The method of each run. Where one name covers several settings, what differs is added: "SPHERE (rho 0.1)"."""
+    flat = [method_settings(config) for config in configs]
+    keys = [json.dumps(one, sort_keys=True, default=str) for one in flat]
+    groups: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
+    for config, key, settings in zip(configs, keys, flat, strict=True):
+        groups[label(config)][key] = settings
+    names: dict[tuple[str, str], str] = {}
+    for name, members in groups.items():
+        for number, (key, more) in enumerate(zip(members, _differences(list(members.values())), strict=True)):
+            taken = name if len(members) == 1 else f"{name} ({more})"
+            names[name, key] = taken if taken not in names.values() else f"{taken} #{number + 1}"
+    return [names[label(config), key] for config, key in zip(configs, keys, strict=True)]
+
+
+def _differences(members: list[dict[str, Any]], most: int = 4) -> list[str]:
+    """What sets each of some settings apart from the others, in words."""
+    missing = object()
+    every = sorted({name for one in members for name in one})
+    apart = [
+        name
+        for name in every
+        if len({json.dumps(one.get(name, str(missing)), sort_keys=True, default=str) for one in members}) > 1
+    ]
+    short = [name.rsplit(".", 1)[-1] for name in apart]
+    spoken = [last if short.count(last) == 1 else full for full, last in zip(apart, short, strict=True)]
+    return [
+        ", ".join(
+            f"{word} {spell(one.get(name, 'none'))}" for word, name in list(zip(spoken, apart, strict=True))[:most]
+        )
+        + (", …" if len(apart) > most else "")
+        for one in members
+    ]
+
+
+def spell(value: Any) -> str:
+    """A setting as people write it: 0.001, not 1e-3; a list as words."""
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "none"}[value]
+    if isinstance(value, float) and math.isfinite(value):
+        return f"{value:g}"
+    if isinstance(value, list | tuple):
+        return " ".join(spell(one) for one in value)
+    return str(value)

@@ -1,0 +1,251 @@
+"""Run directories become labelled data; what is broken or foreign is named, and nothing ends in a stack trace."""
+
+import json
+import shutil
+import time
+
+import numpy as np
+import pytest
+from made_runs import TASKS, settings, write_comparison, write_run
+
+from sphere.report.load import load
+from sphere.report.select import final_scores, own_scores, segment_scores
+
+
+def test_runs_are_found_below_any_of_their_parents(tmp_path):
+    write_comparison(tmp_path / "all")
+    assert len(load([tmp_path]).runs) == 12
+    assert len(load([tmp_path / "all" / "crl"]).runs) == 6
+    assert len(load([tmp_path / "all" / "crl" / "rho0-seed0"]).runs) == 1
+    several = load([tmp_path / "all" / "crl", tmp_path / "all" / "rl" / "rho0-seed1"])
+    assert len(several.runs) == 7
+    assert len(load([tmp_path, tmp_path / "all"]).runs) == 12  # named twice, there once
+    assert not several.notes
+
+
+def test_a_run_knows_what_it_is(tmp_path):
+    (run,) = load([write_run(tmp_path / "x", settings(seed=7, rho=0.1))]).runs
+    assert (run.seed, run.method, run.protocol, run.suite) == (7, "SPHERE", "crl", "metaworld")
+    assert run.tasks == TASKS
+    assert run.finished
+    assert run.steps == 9000
+    assert run.environment["python"] == "3.11.7"
+    assert run.curve.step.tolist() == [1000 * k for k in range(1, 10)]
+    assert run.curve.task.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert np.isnan(run.curve.values["heldout/silhouette"]).all()
+    assert run.curve.values["evaluation/success_at_end"].tolist() == [0.25, 0.5, 0.75] * 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "label"),
+    [
+        ({}, "Top-K MoE"),
+        ({"rho": 0.1}, "SPHERE"),
+        ({"rho": -0.001}, "Top-K MoE + negative SPHERE"),
+        ({"ppo__actor": {"kind": "mlp"}}, "PPO"),
+        ({"ppo__actor": {"kind": "mlp"}, "rho": 0.1}, "PPO + SPHERE"),
+        ({"ppo__actor": {"kind": "mlp", "width": 834}, "ppo__critic": {"kind": "mlp", "width": 256}}, "PPO(10x)"),
+        ({"ppo__actor": {"kind": "dense", "experts": 10}}, "Dense-MoE"),
+        ({"ppo__actor": {"kind": "deepseek", "experts": 10}, "rho": 0.1}, "DS-MoE + SPHERE"),
+        ({"ppo__actor__layer_norm": True}, "LN"),
+        ({"ppo__actor__layer_norm": True, "rho": 0.1}, "SPHERE + LN"),
+        ({"ppo__penalty": None, "rho": 0.0}, "Top-K MoE"),
+    ],
+)
+def test_methods_have_the_papers_names(tmp_path, changes, label):
+    (run,) = load([write_run(tmp_path / "x", settings(**changes))]).runs
+    assert run.method == label
+
+
+def test_methods_of_one_name_are_told_apart_by_what_differs(tmp_path):
+    write_run(tmp_path / "a", settings(rho=0.1))
+    write_run(tmp_path / "b", settings(rho=0.001))
+    write_run(tmp_path / "c", settings(rho=0.0))
+    write_run(tmp_path / "d", settings(rho=0.001, ppo__actor__experts=16))
+    assert {run.method for run in load([tmp_path]).runs} == {
+        "SPHERE (experts 4, rho 0.1)",
+        "SPHERE (experts 4, rho 0.001)",
+        "SPHERE (experts 16, rho 0.001)",
+        "Top-K MoE",
+    }
+
+
+def test_protocol_seed_and_workers_do_not_make_a_method(tmp_path):
+    write_run(tmp_path / "a", settings(seed=0, workers=3))
+    write_run(tmp_path / "b", settings(seed=1, protocol="rl"))
+    assert {run.method for run in load([tmp_path]).runs} == {"Top-K MoE"}
+
+
+def test_a_caller_may_name_methods(tmp_path):
+    write_run(tmp_path / "a", settings())
+    (run,) = load([tmp_path], label=lambda config: f"E={config['ppo']['actor']['experts']}").runs
+    assert run.method == "E=4"
+
+
+def test_the_same_run_twice_counts_once(tmp_path):
+    write_run(tmp_path / "a", settings())
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    found = load([tmp_path])
+    assert len(found.runs) == 1
+    assert any("counted once" in note for note in found.notes)
+
+
+# What can be wrong
+
+
+def spoil_config(path):
+    (path / "config.json").write_text("{ not json")
+
+
+def foreign(path):
+    (path / "config.json").write_text('{"model_type": "bert", "hidden_size": 768}')
+    (path / "metrics.jsonl").unlink()
+
+
+def list_config(path):
+    (path / "config.json").write_text("[1, 2]")
+
+
+def wrong_types(path):
+    (path / "config.json").write_text(json.dumps(settings() | {"tasks": 5}))
+
+
+def no_metrics(path):
+    (path / "metrics.jsonl").unlink()
+
+
+def broken_line(path):
+    lines = (path / "metrics.jsonl").read_text().splitlines()
+    (path / "metrics.jsonl").write_text("\n".join([lines[0], '{"step": evaluation/', *lines[1:]]) + "\n")
+
+
+def wrong_episode(path):
+    with (path / "episodes.jsonl").open("a") as file:
+        file.write('{"step": 1}\n')
+
+
+def foreign_task(path):
+    text = (path / "episodes.jsonl").read_text()
+    (path / "episodes.jsonl").write_text(text.replace("metaworld/hammer", "elsewhere/hammer"))
+
+
+def words_for_numbers(path):
+    text = (path / "metrics.jsonl").read_text()
+    (path / "metrics.jsonl").write_text(text.replace('"heldout/ntk_rank": ', '"heldout/ntk_rank": "many", "x": '))
+
+
+def binary(path):
+    (path / "metrics.jsonl").write_bytes(b'"evaluation/ \xff\xfe\x00\n' * 10)
+
+
+def directory_for_file(path):
+    (path / "episodes.jsonl").unlink()
+    (path / "episodes.jsonl").mkdir()
+
+
+SPOILS = [spoil_config, foreign, list_config, wrong_types, no_metrics, broken_line, wrong_episode, foreign_task]
+SPOILS += [words_for_numbers, binary, directory_for_file]
+
+
+@pytest.mark.parametrize("spoil", SPOILS)
+def test_a_broken_directory_is_named_and_skipped(tmp_path, spoil):
+    write_run(tmp_path / "good", settings(seed=1))
+    spoil(write_run(tmp_path / "bad", settings(seed=0)))
+    found = load([tmp_path])
+    assert [run.seed for run in found.runs] == [1]
+    (note,) = found.notes
+    assert str(tmp_path / "bad") in note
+    assert "skipped" in note
+
+
+def test_half_a_last_line_is_left_out_and_said(tmp_path):
+    path = write_run(tmp_path / "run", settings())
+    for name in ("metrics.jsonl", "episodes.jsonl"):
+        file = path / name
+        file.write_bytes(file.read_bytes()[:-7])
+    found = load([tmp_path])
+    assert len(found.runs) == 1
+    assert len(found.notes) == 2
+    assert all("half a line" in note for note in found.notes)
+
+
+def test_without_environment_it_still_counts(tmp_path):
+    path = write_run(tmp_path / "run", settings())
+    (path / "environment.json").unlink()
+    found = load([tmp_path])
+    assert found.runs[0].environment == {}
+    assert "environment.json" in found.notes[0]
+
+
+def test_nothing_to_load_is_an_error_in_a_sentence(tmp_path):
+    with pytest.raises(ValueError, match="does not exist"):
+        load([tmp_path / "nowhere"])
+    with pytest.raises(ValueError, match="no run"):
+        load([tmp_path])
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ValueError, match="directory"):
+        load([tmp_path / "file"])
+
+
+def test_a_directory_without_runs_beside_one_with_runs_is_a_note(tmp_path):
+    write_run(tmp_path / "a" / "run", settings())
+    (tmp_path / "b").mkdir()
+    found = load([tmp_path / "a", tmp_path / "b"])
+    assert len(found.runs) == 1
+    assert "no run" in found.notes[0]
+
+
+# Scores from records
+
+
+def test_scores_come_from_the_end_of_each_tasks_own_training(tmp_path):
+    runs = load([write_comparison(tmp_path)]).runs
+    mine = [run for run in runs if run.protocol == "crl" and run.method == "SPHERE"]
+    own = own_scores(mine).scores
+    assert own.runs == tuple(run.name for run in mine)
+    assert own.tasks == TASKS
+    np.testing.assert_allclose(own.table, 0.75)
+    np.testing.assert_array_equal(own.episodes, 4)
+    np.testing.assert_allclose(own_scores(mine, success="once").scores.table, 1.0)
+    final = final_scores(mine).scores
+    np.testing.assert_allclose(final.table, [[0.25, 0.25, 0.75]] * 3)
+    np.testing.assert_allclose(segment_scores(mine).scores.table, 0.5)
+
+
+def test_a_run_that_is_still_going_is_left_out_of_averages_by_name(tmp_path):
+    write_run(tmp_path / "done", settings(seed=0))
+    write_run(tmp_path / "going", settings(seed=1), stop_at=5000)
+    runs = load([tmp_path]).runs
+    assert [run.finished for run in runs] == [True, False]
+    found = own_scores(runs)
+    assert found.scores.runs == ("done",)
+    assert found.left_out == ("going",)
+    first = own_scores(runs, tasks=TASKS[:1])
+    assert first.scores.runs == ("done", "going")
+    assert own_scores(runs[1:]).scores is None
+
+
+def test_a_thousand_runs_load_in_twenty_seconds(tmp_path):
+    """Directories of the size of a MetaWorld run: 620 iterations, 100 evaluations of ten episodes, 100 final episodes."""
+    first = write_run(tmp_path / "r0", settings())
+    iteration = {"step": 1, "task": TASKS[0], "task_index": 0, "wall": 1.0} | {
+        f"train/m{i}": 0.123456 for i in range(15)
+    }
+    with (first / "metrics.jsonl").open("a") as file:
+        file.write((json.dumps(iteration) + "\n") * 600)
+        event = next(line for line in (first / "metrics.jsonl").read_text().splitlines() if "heldout" in line)
+        file.write((event + "\n") * 90)
+    line = (first / "episodes.jsonl").read_text().splitlines()[0] + "\n"
+    with (first / "episodes.jsonl").open("a") as file:
+        file.write(line * 1000)
+    for index in range(1, 1000):
+        path = tmp_path / f"r{index}"
+        path.mkdir()
+        for name in ("metrics.jsonl", "episodes.jsonl", "environment.json"):
+            (path / name).hardlink_to(first / name)
+        (path / "config.json").write_text(json.dumps(settings(seed=index)))
+    started = time.monotonic()
+    found = load([tmp_path])
+    elapsed = time.monotonic() - started
+    assert len(found.runs) == 1000
+    assert elapsed < 20, elapsed
