@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -19,6 +19,8 @@ USAGE = """usage: sphere COMMAND ...
   resume   go on with a fleet:        sphere resume runs/first
   eval     evaluate its policies:     sphere eval runs/first --episodes 20
   show     settings, latest numbers:  sphere show runs/first
+  report   tables, figures, a page:   sphere report runs/first runs/second -o report
+  watch    the page while runs go:    sphere watch runs
   render   film a policy:             sphere render runs/first --task metaworld/push --out push.gif
   assets   get a suite's files:       sphere assets humanoidbench
   heldout  states to compare r_e(K):  sphere heldout humanoidbench
@@ -161,6 +163,54 @@ def show(arguments: list[str]) -> None:
     print(show_text(_fleet(options.directory), options.directory))
 
 
+@dataclass(frozen=True)
+class Report:
+    """One page (open index.html from disk), and tables and figures beside it, from run directories alone."""
+
+    directories: tyro.conf.Positional[tuple[Path, ...]]
+    """Runs, fleets, or directories above them."""
+    out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("report")
+    success: Literal["at-end", "once"] = "at-end"
+    """At the last step of an episode, as the released code counts it, or at any step."""
+    figures: bool = True
+    """Also SVG, PDF and PNG files; they take most of the time."""
+
+
+def report(arguments: list[str]) -> None:
+    from sphere.report.page import write_report
+
+    options = tyro.cli(Report, prog="sphere report", args=arguments)
+    if not options.directories:
+        raise UserError("a report of which runs? name directories that sphere train wrote: sphere report runs/first")
+    loaded = write_report(options.directories, options.out, options.success, options.figures)
+    for note in loaded.notes:
+        print(f"sphere: {note}", file=sys.stderr)
+    print(f"{len(loaded.runs)} runs: {options.out / 'index.html'}")
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Serve the page on this machine; it renews itself while runs are going."""
+
+    directories: tyro.conf.Positional[tuple[Path, ...]]
+    """Runs, fleets, or directories above them."""
+    port: int = 8000
+    """0 takes a free one."""
+    host: str = "127.0.0.1"
+    """Another address lets other machines in: everybody who reaches it sees the runs."""
+    success: Literal["at-end", "once"] = "at-end"
+    """At the last step of an episode, as the released code counts it, or at any step."""
+
+
+def watch(arguments: list[str]) -> None:
+    from sphere.report.watch import watch as serve
+
+    options = tyro.cli(Watch, prog="sphere watch", args=arguments)
+    if not options.directories:
+        raise UserError("watch which runs? name directories that sphere train writes to: sphere watch runs")
+    serve(options.directories, options.host, options.port, options.success)
+
+
 def verify(arguments: list[str]) -> None:
     from sphere.compare import CHECKS
     from sphere.compare import USAGE as checks_usage
@@ -265,6 +315,8 @@ COMMANDS: dict[str, Callable[[list[str]], Any]] = {
     "resume": resume,
     "eval": evaluate,
     "show": show,
+    "report": report,
+    "watch": watch,
     "render": render,
     "assets": assets,
     "heldout": heldout,

@@ -156,6 +156,8 @@ def _settings(path: Path) -> dict[str, Any]:
     tasks = config["tasks"]
     if not isinstance(tasks, list) or not tasks or not all(isinstance(task, str) for task in tasks):
         raise Unreadable(f"config.json has tasks {tasks!r:.60}, wanted a list of names")
+    if len(set(tasks)) < len(tasks):
+        raise Unreadable("config.json has a task twice; a report is by task and cannot tell its two visits apart")
     if config["protocol"] not in ("crl", "rl"):
         raise Unreadable(f"config.json has protocol {config['protocol']!r:.40}, wanted crl or rl")
     for name in ("seeds", "rho"):

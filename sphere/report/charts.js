@@ -1,0 +1,293 @@
+"use strict";
+// Charts as inline SVG from plain numbers. Each draws itself anew when its width, the zoom or what is shown changes.
+
+const SVG = "http://www.w3.org/2000/svg";
+const DASHES = ["", "", "", "", "7 4", "2 3", "9 3 2 3", "4 4"];
+
+function node(name, attributes, parent, text) {
+  const made = document.createElementNS(SVG, name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  if (text !== undefined) made.textContent = text;
+  if (parent) parent.append(made);
+  return made;
+}
+
+const colour = (method) => `var(--method-${method % 8})`;
+const dash = (method) => DASHES[method % 8];
+
+function spell(value) {
+  if (value === null || value === undefined) return "–";
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  if (size >= 1e5 || size < 1e-3) return value.toExponential(1);
+  return size >= 100 ? value.toFixed(0) : size >= 10 ? value.toFixed(1) : value.toFixed(size < 0.1 ? 3 : 2);
+}
+
+function steps(value) {
+  if (value >= 1e6) return `${+(value / 1e6).toFixed(2)}M`;
+  return value >= 1e3 ? `${+(value / 1e3).toFixed(1)}k` : `${value}`;
+}
+
+function ticks(low, high, count) {
+  const raw = (high - low) / Math.max(count, 1);
+  const power = 10 ** Math.floor(Math.log10(raw));
+  const unit = [1, 2, 2.5, 5, 10].map((step) => step * power).find((step) => step >= raw * 0.999);
+  const found = [];
+  for (let k = Math.ceil(low / unit - 1e-9); k * unit <= high + unit * 1e-9; k++) found.push(+(k * unit).toPrecision(10));
+  return found;
+}
+
+function label(value, unit) {
+  return Math.abs(value) >= 1e4 ? value.toExponential(0) : `${+value.toFixed(Math.max(0, 2 - Math.floor(Math.log10(unit))))}`;
+}
+
+function span(series, fixed, range) {
+  // the values in view, with a little air; success has its own scale
+  if (fixed) return fixed;
+  let low = Infinity, high = -Infinity;
+  for (const one of series)
+    one.step.forEach((step, i) => {
+      if (step < range[0] || step > range[1]) return;
+      low = Math.min(low, one.low[i]);
+      high = Math.max(high, one.high[i]);
+    });
+  if (!(low <= high)) return [0, 1];
+  const air = (high - low) * 0.08 || Math.abs(high) * 0.1 || 0.5;
+  return [low >= 0 && low - air < 0 ? 0 : low - air, high + air];
+}
+
+function path(one, values, x, y, breaks) {
+  let text = "", pen = false;
+  one.step.forEach((step, i) => {
+    if (values[i] === null) { pen = false; return; }
+    const fresh = !pen || (breaks && one.task[i] !== one.task[i - 1]);
+    text += `${fresh ? "M" : "L"}${x(step).toFixed(1)} ${y(values[i]).toFixed(1)}`;
+    pen = true;
+  });
+  return text;
+}
+
+function areas(one, x, y, breaks) {
+  const found = [];
+  let start = 0;
+  for (let i = 1; i <= one.step.length; i++)
+    if (i === one.step.length || (breaks && one.task[i] !== one.task[i - 1])) {
+      const range = [...Array(i - start).keys()].map((k) => k + start);
+      const up = range.map((k) => `${x(one.step[k]).toFixed(1)} ${y(one.high[k]).toFixed(1)}`);
+      const down = range.reverse().map((k) => `${x(one.step[k]).toFixed(1)} ${y(one.low[k]).toFixed(1)}`);
+      if (up.length > 1) found.push(`M${[...up, ...down].join("L")}Z`);
+      start = i;
+    }
+  return found.join("");
+}
+
+let serial = 0;
+
+function drawLines(box, spec) {
+  // spec: series, title, fixed [low, high] or null, tasks, taskSteps, breaks, single, small
+  box.textContent = "";
+  const width = Math.max(box.clientWidth, 200), height = spec.small ? 170 : 270;
+  const names = !spec.small;
+  const edge = { left: 46, right: 10, top: names ? 28 : 12, bottom: 30 };
+  const inner = width - edge.left - edge.right, tall = height - edge.top - edge.bottom;
+  const series = spec.series;
+  if (!series.length) {
+    const empty = document.createElement("p");
+    empty.className = "empty";
+    empty.textContent = "nothing to show: switch a method on, or wait for an evaluation";
+    box.append(empty);
+    return;
+  }
+  const last = Math.max(...series.map((one) => one.step[one.step.length - 1]));
+  const whole = [0, Math.max(last, 1)];
+  const range = box.zoom || whole;
+  const [low, high] = span(series, spec.fixed, range);
+  const x = (step) => edge.left + ((step - range[0]) / (range[1] - range[0])) * inner;
+  const y = (value) => edge.top + (1 - (value - low) / (high - low)) * tall;
+  const told = series.map((one) => `${spec.methods[one.method]} from ${spell(one.mean[0])} to ${spell(one.mean[one.mean.length - 1])}`);
+  const svg = node("svg", { viewBox: `0 0 ${width} ${height}`, width, height, tabindex: 0, role: "img",
+    "aria-label": `${spec.title} over environment steps: ${told.join("; ")}. Arrow keys read values, plus and minus zoom, Escape resets.` }, box);
+  const clip = `clip-${serial++}`;
+  node("rect", { x: edge.left, y: edge.top - 2, width: inner, height: tall + 4 }, node("clipPath", { id: clip }, svg));
+  const frame = node("g", { class: "axis" }, svg);
+  const marks = ticks(low, high, 5);
+  for (const value of marks) {
+    node("line", { class: "grid", x1: edge.left, x2: width - edge.right, y1: y(value), y2: y(value) }, frame);
+    node("text", { x: edge.left - 7, y: y(value) + 4, "text-anchor": "end" }, frame, label(value, marks[1] - marks[0] || 1));
+  }
+  const across = ticks(range[0], range[1], Math.max(4, Math.floor(inner / 75)));
+  across.forEach((value) => {
+    const at = x(value), anchor = at > width - 24 ? "end" : at < edge.left + 12 ? "start" : "middle";
+    node("text", { x: Math.min(at, width - 2), y: height - 10, "text-anchor": anchor }, frame, steps(value));
+  });
+  const full = boundaries(frame, spec, x, edge, { width, height, names, range });
+  const legend = box.closest("figure").querySelector(".numbers");
+  if (legend) legend.hidden = full;
+  const plot = node("g", { "clip-path": `url(#${clip})` }, svg);
+  for (const one of series) if (one.count > 1) node("path", { d: areas(one, x, y, spec.breaks), fill: colour(one.method), class: "band" }, plot);
+  for (const one of series) {
+    if (spec.single) for (const run of one.runs) node("path", { d: path(one, run.values, x, y, spec.breaks), stroke: colour(one.method), class: "run" }, plot);
+    node("path", { d: path(one, one.mean, x, y, spec.breaks), stroke: colour(one.method), "stroke-dasharray": dash(one.method), class: "mean" }, plot);
+    const lonely = one.step.length === 1 || (spec.breaks && one.task.every((task, i) => i === 0 || task !== one.task[i - 1]));
+    if (lonely) one.step.forEach((step, i) => node("circle", { cx: x(step), cy: y(one.mean[i]), r: 3, fill: colour(one.method) }, plot));
+  }
+  reading(box, svg, spec, { x, y, edge, width, height, inner, tall, range, whole, plot });
+}
+
+function boundaries(frame, spec, x, edge, { width, height, names, range }) {
+  const count = spec.tasks.length, long = Math.max(...spec.tasks.map((task) => task.length));
+  const room = x(spec.taskSteps) - x(0);
+  const full = long * 6.6 + 8 < room;
+  for (let task = 0; task < count; task++) {
+    const from = task * spec.taskSteps, to = from + spec.taskSteps;
+    if (to <= range[0] || from >= range[1]) continue;
+    if (from > range[0]) node("line", { class: "boundary", x1: x(from), x2: x(from), y1: edge.top - (names ? 14 : 0), y2: height - edge.bottom }, frame);
+    const middle = (Math.max(x(from), edge.left) + Math.min(x(to), width - edge.right)) / 2;
+    const half = (full ? spec.tasks[task].length : 1) * 3.4;
+    if (names && middle - half >= edge.left - 4 && middle + half <= width)
+      node("text", { class: "task", x: middle, y: 14, "text-anchor": "middle" }, frame, full ? spec.tasks[task] : `${task + 1}`);
+  }
+  return full;
+}
+
+function reading(box, svg, spec, { x, y, edge, width, height, inner, tall, range, whole, plot }) {
+  // the cross-hair by pointer or keys, and zoom by dragging or keys
+  const all = [...new Set(spec.series.flatMap((one) => one.step))].filter((s) => s >= range[0] && s <= range[1]).sort((a, b) => a - b);
+  const cross = node("line", { class: "cross", y1: edge.top, y2: edge.top + tall, visibility: "hidden" }, svg);
+  const dots = node("g", {}, plot);
+  const brush = node("rect", { class: "brush", y: edge.top, height: tall, visibility: "hidden" }, svg);
+  const tip = document.createElement("div");
+  tip.className = "tip"; tip.hidden = true; tip.setAttribute("role", "status");
+  box.append(tip);
+  let at = -1, drag = null;
+
+  function read(index) {
+    at = Math.max(0, Math.min(all.length - 1, index));
+    const step = all[at];
+    if (step === undefined) return;
+    cross.setAttribute("x1", x(step)); cross.setAttribute("x2", x(step)); cross.setAttribute("visibility", "visible");
+    dots.textContent = ""; tip.textContent = "";
+    const task = spec.tasks[Math.min(Math.floor((step - 1) / spec.taskSteps), spec.tasks.length - 1)];
+    tip.append(Object.assign(document.createElement("div"), { className: "when", textContent: `${step.toLocaleString("en")} steps · ${task}` }));
+    for (const one of spec.series) {
+      const i = one.step.indexOf(step);
+      if (i < 0) continue;
+      node("circle", { cx: x(step), cy: y(one.mean[i]), r: 3.5, fill: colour(one.method) }, dots);
+      const row = document.createElement("div"), key = document.createElement("i");
+      key.style.background = colour(one.method);
+      const more = one.count > 1 ? ` (${spell(one.low[i])} to ${spell(one.high[i])})` : "";
+      row.append(key, `${spec.methods[one.method]} `, Object.assign(document.createElement("b"), { textContent: spell(one.mean[i]) }), more);
+      tip.append(row);
+    }
+    tip.hidden = false;
+    const right = x(step) + 12 + tip.offsetWidth > width;
+    tip.style.left = `${Math.max(0, right ? x(step) - tip.offsetWidth - 12 : x(step) + 12)}px`;
+    tip.style.top = `${edge.top}px`;
+  }
+  function quiet() { cross.setAttribute("visibility", "hidden"); dots.textContent = ""; tip.hidden = true; }
+  function zoom(to) {
+    box.zoom = to && to[1] - to[0] >= whole[1] / 200 ? [Math.max(to[0], whole[0]), Math.min(to[1], whole[1])] : null;
+    drawLines(box, spec);
+    box.querySelector("svg").focus({ preventScroll: true });
+  }
+  const place = (event) => Math.max(edge.left, Math.min(width - edge.right, ((event.clientX - svg.getBoundingClientRect().left) * width) / svg.getBoundingClientRect().width));
+  const stepAt = (px) => range[0] + ((px - edge.left) / inner) * (range[1] - range[0]);
+  const nearest = (px) => all.reduce((best, step, i) => (Math.abs(x(step) - px) < Math.abs(x(all[best]) - px) ? i : best), 0);
+
+  svg.addEventListener("pointermove", (event) => {
+    const px = place(event);
+    if (drag !== null && Math.abs(px - drag) > 6) {
+      quiet();
+      brush.setAttribute("x", Math.min(px, drag)); brush.setAttribute("width", Math.abs(px - drag)); brush.setAttribute("visibility", "visible");
+    } else read(nearest(px));
+  });
+  svg.addEventListener("pointerleave", () => { if (drag === null) quiet(); });
+  svg.addEventListener("pointerdown", (event) => { if (event.pointerType === "mouse" && event.button === 0) { drag = place(event); svg.setPointerCapture(event.pointerId); } });
+  svg.addEventListener("pointerup", (event) => {
+    const from = drag, px = place(event);
+    drag = null;
+    if (from !== null && Math.abs(px - from) > 6) zoom([stepAt(Math.min(px, from)), stepAt(Math.max(px, from))]);
+  });
+  svg.addEventListener("dblclick", () => zoom(null));
+  svg.addEventListener("blur", quiet);
+  svg.addEventListener("keydown", (event) => {
+    const centre = all[at] ?? (range[0] + range[1]) / 2, half = (range[1] - range[0]) / 2;
+    const keys = {
+      ArrowRight: () => read(at + 1), ArrowLeft: () => read(at - 1), Home: () => read(0), End: () => read(all.length - 1),
+      "+": () => zoom([centre - half / 2, centre + half / 2]), "-": () => zoom(half * 4 >= whole[1] ? null : [centre - half * 2, centre + half * 2]),
+      Escape: () => (box.zoom ? zoom(null) : quiet()),
+    };
+    if (keys[event.key]) { event.preventDefault(); keys[event.key](); }
+  });
+  if (box.zoom) {
+    const back = Object.assign(document.createElement("button"), { className: "reset", type: "button", textContent: "whole range" });
+    back.addEventListener("click", () => zoom(null));
+    box.append(back);
+  }
+}
+
+function drawBars(box, spec) {
+  // a row of bars per method: its name above, RL and CRL below one another, so that no name is ever cut off
+  box.textContent = "";
+  const width = Math.max(box.clientWidth, 200), bar = 16, row = 26 + spec.protocols.length * (bar + 5) + 12;
+  const edge = { left: spec.protocols.length > 1 ? 40 : 8, right: 56, top: 4, bottom: 30 };
+  const height = edge.top + spec.methods.length * row + edge.bottom, inner = width - edge.left - edge.right;
+  const x = (value) => edge.left + Math.max(0, Math.min(1, value)) * inner;
+  const svg = node("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img",
+    "aria-label": `average success: ${spec.bars.map((b) => `${spec.names[b.method]} ${b.protocol.toUpperCase()} ${spell(b.mean)}`).join("; ")}` }, box);
+  const axis = node("g", { class: "axis" }, svg);
+  for (const value of [0, 0.25, 0.5, 0.75, 1]) {
+    node("line", { class: "grid", x1: x(value), x2: x(value), y1: edge.top, y2: height - edge.bottom }, axis);
+    node("text", { x: x(value), y: height - 10, "text-anchor": "middle" }, axis, `${value}`);
+  }
+  spec.methods.forEach((method, place) => {
+    const top = edge.top + place * row;
+    node("text", { class: "name", x: edge.left, y: top + 18 }, svg, spec.names[method]);
+    spec.protocols.forEach((protocol, k) => {
+      const one = spec.bars.find((b) => b.method === method && b.protocol === protocol);
+      const y = top + 26 + k * (bar + 5), middle = y + bar / 2;
+      if (spec.protocols.length > 1) node("text", { class: "protocol", x: edge.left - 7, y: middle + 4, "text-anchor": "end" }, svg, protocol.toUpperCase());
+      if (!one) { node("text", { class: "protocol", x: edge.left + 6, y: middle + 4 }, svg, "no finished run"); return; }
+      const tip = `${spec.names[method]}, ${protocol.toUpperCase()}: ${spell(one.mean)}` +
+        (one.low === null ? "" : `, 95% interval ${spell(one.low)} to ${spell(one.high)}`) + `, runs ${one.runs.map(spell).join(", ")}` +
+        (one.paper === null ? "" : `; paper ${spell(one.paper)}`);
+      const group = node("g", {}, svg);
+      node("title", {}, group, tip);
+      node("rect", { class: protocol === "rl" && spec.protocols.length > 1 ? "bar light" : "bar", x: x(0), y, width: Math.max(x(one.mean) - x(0), 1), height: bar, rx: 2, fill: colour(method) }, group);
+      if (one.low !== null) node("path", { class: "whisker", d: `M${x(one.low)} ${middle}H${x(one.high)}M${x(one.low)} ${middle - 4}v8M${x(one.high)} ${middle - 4}v8` }, group);
+      one.runs.forEach((value, i) => node("circle", { class: "dot", cx: x(value), cy: middle + ((i % 3) - 1) * 3.5, r: 2.4, stroke: colour(method) }, group));
+      if (one.paper !== null) node("path", { class: "paper", d: `M${x(one.paper)} ${y - 2}l4.5 ${bar / 2 + 2}l-4.5 ${bar / 2 + 2}l-4.5 ${-bar / 2 - 2}Z` }, group);
+      node("text", { class: "value", x: width - edge.right + 14, y: middle + 4 }, group, spell(one.mean));
+    });
+  });
+}
+
+function drawHeat(box, spec) {
+  // experts down, evaluations across; full colour is the largest share in any map of the comparison
+  box.textContent = "";
+  const width = Math.max(box.clientWidth, 200), experts = spec.view.share.length, count = spec.view.step.length;
+  const cell = Math.max(5, Math.min(20, 180 / experts)), edge = { left: 46, right: 10, top: 6, bottom: 30 };
+  const height = edge.top + experts * cell + edge.bottom, inner = width - edge.left - edge.right;
+  const svg = node("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img",
+    "aria-label": `share of selections by expert over training, ${spec.title}; last evaluation: ${spec.view.share.map((r) => spell(r[count - 1])).join(", ")}` }, box);
+  const every = Math.max(1, Math.ceil(14 / cell));
+  spec.view.share.forEach((shares, expert) => {
+    const y = edge.top + expert * cell;
+    if (expert % every === 0) node("text", { class: "axis-text", x: edge.left - 7, y: y + cell / 2 + 4, "text-anchor": "end" }, svg, `${expert + 1}`);
+    shares.forEach((share, i) => {
+      if (share === null) return;
+      const at = edge.left + (i * inner) / count;
+      const rect = node("rect", { class: "cell", x: at, y, width: inner / count + 0.3, height: cell - 1, "fill-opacity": Math.max(0.03, share / spec.most).toFixed(3) }, svg);
+      node("title", {}, rect, `expert ${expert + 1}, ${spec.view.step[i].toLocaleString("en")} steps: ${spell(share)}`);
+    });
+  });
+  const marks = ticks(0, spec.view.step[count - 1], Math.max(4, Math.floor(inner / 75)));
+  for (const value of marks) {
+    const at = edge.left + (value / spec.view.step[count - 1]) * inner;
+    node("text", { class: "axis-text", x: Math.min(at, width - 2), y: height - 10, "text-anchor": at > width - 24 ? "end" : at < edge.left + 12 ? "start" : "middle" }, svg, steps(value));
+  }
+  for (let task = 1; task < spec.tasks.length; task++) {
+    const at = edge.left + ((task * spec.taskSteps) / spec.view.step[count - 1]) * inner;
+    if (at < width - edge.right) node("line", { class: "boundary strong", x1: at, x2: at, y1: edge.top, y2: edge.top + experts * cell }, svg);
+  }
+}

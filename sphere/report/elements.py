@@ -1,0 +1,57 @@
+"""HTML by construction: what is not markup already is escaped, so that no name from a run directory can be."""
+
+from html import escape
+
+from sphere.report.tables import Measured, Table
+
+
+class Markup(str):
+    """Text that is HTML; only this module and literals make it."""
+
+
+EMPTY = Markup("")
+
+
+def element(tag: str, *content: str, **attributes: str | int | bool) -> Markup:
+    """`data_kind` is data-kind and `class_` is class; True is an attribute without a value, False none."""
+    given = ""
+    for name, value in attributes.items():
+        if value is not False:
+            name = name.rstrip("_").replace("_", "-")
+            given += f" {name}" if value is True else f' {name}="{escape(str(value), quote=True)}"'
+    return Markup(f"<{tag}{given}>{joined(*content)}</{tag}>")
+
+
+def joined(*content: str) -> Markup:
+    return Markup("".join(part if isinstance(part, Markup) else escape(part) for part in content))
+
+
+def region(label: str, *content: str) -> Markup:
+    """What may be wider than the page scrolls by itself, by keys too."""
+    return element("div", *content, class_="scroll", role="region", aria_label=label, tabindex=0)
+
+
+def table(one: Table, total: bool = False) -> Markup:
+    """`total`: the last row is one."""
+    head = element("tr", *(element("th", name, scope="col") for name in one.columns))
+    rows = []
+    for index, row in enumerate(one.rows):
+        cells = [element("th", str(row[0]), scope="row")]
+        for column, cell in zip(one.columns[1:], row[1:], strict=True):
+            text = "–" if cell is None else cell.text() if isinstance(cell, Measured) else cell
+            cells.append(element("td", text, class_="paper-cell" if column.startswith("paper") else False))
+        rows.append(element("tr", *cells, class_="total" if total and index == len(one.rows) - 1 else False))
+    body = element("table", element("thead", head), element("tbody", *rows))
+    return joined(region(one.title, body), element("p", one.note, class_="note"))
+
+
+def two_columns(values: dict[str, str]) -> Markup:
+    rows = [
+        element("tr", element("th", name, scope="row"), element("td", value, class_="words"))
+        for name, value in values.items()
+    ]
+    return element("div", element("table", element("tbody", *rows)), class_="scroll")
+
+
+def plural(count: int, word: str) -> str:
+    return f"{count} {word}{'s' * (count != 1)}"

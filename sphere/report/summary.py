@@ -1,0 +1,300 @@
+"""What a comparison shows, as plain values: the same numbers for tables, figures and the page."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sphere.report import paper, scores
+from sphere.report.bootstrap import Interval, improvement, interval, ratio
+from sphere.report.load import Loaded, Run
+from sphere.report.select import Success, after_task, final_scores, own_episodes, own_scores, segment_scores
+
+ORDER = (
+    *("PPO", "PPO(10x)", "Top-K MoE", "Dense-MoE", "DS-MoE", "SoftMoE", "Expert-choice routing", "LN"),
+    *("PW", "C-CHAIN", "CBP", "ReDo", "SPHERE"),
+)
+BASELINES = ("Top-K MoE", "PPO")
+PROTOCOLS = ("rl", "crl")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs on the same tasks: methods under one or both protocols."""
+
+    suite: str
+    tasks: tuple[str, ...]
+    runs: tuple[Run, ...]
+    methods: tuple[str, ...]
+    """In the paper's order; a method that it does not have comes after the one whose name it begins with."""
+    success: Success = "at-end"
+
+    def group(self, method: str, protocol: str) -> list[Run]:
+        return [run for run in self.runs if (run.method, run.protocol) == (method, protocol)]
+
+    @property
+    def groups(self) -> list[tuple[str, str, list[Run]]]:
+        """Every (method, protocol) that has runs."""
+        every = [(m, p, self.group(m, p)) for m in self.methods for p in PROTOCOLS]
+        return [(m, p, runs) for m, p, runs in every if runs]
+
+    @property
+    def protocols(self) -> list[str]:
+        return [protocol for protocol in PROTOCOLS if any(run.protocol == protocol for run in self.runs)]
+
+
+def comparisons(loaded: Loaded, success: Success = "at-end") -> list[Comparison]:
+    """Runs by their list of tasks, larger comparisons first."""
+    by_tasks: dict[tuple[str, ...], list[Run]] = {}
+    for run in loaded.runs:
+        by_tasks.setdefault(run.tasks, []).append(run)
+    found = [
+        Comparison(runs[0].suite, tasks, tuple(runs), tuple(sorted({run.method for run in runs}, key=_place)), success)
+        for tasks, runs in by_tasks.items()
+    ]
+    return sorted(found, key=lambda one: -len(one.runs))
+
+
+def _place(method: str) -> tuple[int, str]:
+    begins = [
+        index for index, name in enumerate(ORDER) if method == name or method.startswith((name + " ", name + "("))
+    ]
+    return (max(begins) if begins else len(ORDER), method)
+
+
+def short(task: str) -> str:
+    return task.split("/", 1)[-1]
+
+
+def baseline(comparison: Comparison) -> str | None:
+    """What others are measured against: Top-K MoE if it is there."""
+    return next((name for name in BASELINES if name in comparison.methods), None)
+
+
+# Success
+
+
+@dataclass(frozen=True)
+class Average:
+    """One method under one protocol: success right after each task's own training, averaged over tasks."""
+
+    method: str
+    protocol: str
+    runs: int
+    """Finished ones; the numbers are of these."""
+    going: tuple[str, ...]
+    by_run: tuple[float, ...]
+    mean: Interval
+    std: float
+    task_std: float
+    iqm: Interval
+    iqr: float
+    paper: paper.Printed | None
+
+
+def averages(comparison: Comparison) -> list[Average]:
+    found = []
+    for method, protocol, runs in comparison.groups:
+        own, going = own_scores(runs, comparison.tasks, comparison.success)
+        if own is None:
+            continue
+        apart = protocol == "rl"
+        found.append(
+            Average(
+                method=method,
+                protocol=protocol,
+                runs=len(own.runs),
+                going=going,
+                by_run=tuple(own.by_run().tolist()),
+                mean=interval(own, independent_tasks=apart),
+                std=scores.mean_std(own)[1],
+                task_std=scores.mean_of_task_deviations(own),
+                iqm=interval(own, scores.iqm_of, independent_tasks=apart),
+                iqr=scores.iqr(own),
+                paper=paper.success(comparison.suite, protocol, method) if comparable(comparison) else None,
+            )
+        )
+    return found
+
+
+def comparable(comparison: Comparison) -> bool:
+    """Whether the paper's averages are of these tasks."""
+    known = paper.SUCCESS.get((comparison.suite, "crl"), {}).get("SPHERE", {})
+    return {short(task) for task in comparison.tasks} == set(known) - {"average"}
+
+
+@dataclass(frozen=True)
+class OnTask:
+    mean: float
+    std: float
+    runs: int
+
+
+def on_task(comparison: Comparison, runs: Sequence[Run], task: str) -> OnTask | None:
+    """Over the runs that have finished the task; None if none has."""
+    means = [found.mean() for run in runs if (found := own_episodes(run, task, comparison.success)).size]
+    return OnTask(float(np.mean(means)), float(np.std(means)), len(means)) if means else None
+
+
+@dataclass(frozen=True)
+class Against:
+    """A method against the baseline under one protocol."""
+
+    method: str
+    other: str
+    protocol: str
+    ratio: Interval
+    improvement: Interval
+    paper_ratio: float | None
+
+
+def against(comparison: Comparison) -> list[Against]:
+    other = baseline(comparison)
+    found = []
+    for method, protocol, runs in comparison.groups:
+        theirs = own_scores(comparison.group(other or "", protocol), comparison.tasks, comparison.success).scores
+        ours = own_scores(runs, comparison.tasks, comparison.success).scores
+        if other is None or method == other or ours is None or theirs is None:
+            continue
+        apart = protocol == "rl"
+        printed = [paper.success(comparison.suite, protocol, name) for name in (method, other)]
+        known = printed[0].mean / printed[1].mean if printed[0] and printed[1] and comparable(comparison) else None
+        found.append(
+            Against(
+                method,
+                other,
+                protocol,
+                ratio(ours, theirs, independent_tasks=apart),
+                improvement(ours, theirs, independent_tasks=apart),
+                known,
+            )
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class Continual:
+    """Continual World's three numbers of one method; NaN where the records do not have what a number needs."""
+
+    method: str
+    runs: int
+    performance: float
+    forgetting: float
+    transfer: float
+    left_out: tuple[str, ...]
+    """Tasks without a forward transfer: trained alone they are solved from the first evaluation on."""
+
+
+def continual(comparison: Comparison) -> list[Continual]:
+    found = []
+    for method in comparison.methods:
+        runs = comparison.group(method, "crl")
+        final = final_scores(runs, comparison.tasks, comparison.success).scores
+        if final is None:
+            continue
+        done = [run for run in runs if run.name in final.runs]
+        own = own_scores(done, comparison.tasks, comparison.success).scores
+        lost = scores.forgetting(own, final) if own and set(own.runs) == set(final.runs) else {}
+        segment = segment_scores(done, comparison.tasks, comparison.success).scores
+        alone = segment_scores(comparison.group(method, "rl"), comparison.tasks, comparison.success).scores
+        gained = scores.forward_transfer(segment, alone) if segment and alone else {}
+        found.append(
+            Continual(
+                method,
+                len(final.runs),
+                scores.average_performance(final),
+                _mean(lost),
+                _mean(gained),
+                tuple(task for task in comparison.tasks if alone and segment and task not in gained),
+            )
+        )
+    return found
+
+
+def _mean(values: dict[str, float]) -> float:
+    return float(np.mean(list(values.values()))) if values else float("nan")
+
+
+# Over training
+
+
+@dataclass(frozen=True)
+class Band:
+    """A metric over training: mean over runs, and the lowest and highest run, at the steps that runs share."""
+
+    step: np.ndarray
+    task: np.ndarray
+    mean: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    runs: tuple[tuple[str, np.ndarray], ...]
+    """Each run's values at these steps; NaN where it has none."""
+
+
+def band(runs: Sequence[Run], metric: str) -> Band | None:
+    """None if no run has a finite value of the metric."""
+    steps = sorted({(int(s), int(t)) for run in runs for s, t in zip(run.curve.step, run.curve.task, strict=True)})
+    place = {step: index for index, (step, _) in enumerate(steps)}
+    table = np.full((len(runs), len(steps)), np.nan)
+    for row, run in enumerate(runs):
+        if metric in run.curve.values:
+            table[row, [place[int(step)] for step in run.curve.step]] = run.curve.values[metric]
+    table[~np.isfinite(table)] = np.nan
+    kept = np.isfinite(table).any(axis=0)
+    if not kept.any():
+        return None
+    table, where = table[:, kept], np.array(steps)[kept]
+    return Band(
+        where[:, 0],
+        where[:, 1],
+        np.nanmean(table, axis=0),
+        np.nanmin(table, axis=0),
+        np.nanmax(table, axis=0),
+        tuple((run.name, row) for run, row in zip(runs, table, strict=True)),
+    )
+
+
+def metrics(runs: Sequence[Run]) -> list[str]:
+    """All metrics with a finite value in some run, loads of single experts aside."""
+    names = {name for run in runs for name, values in run.curve.values.items() if np.isfinite(values).any()}
+    return sorted(name for name in names if "/load/" not in name)
+
+
+@dataclass(frozen=True)
+class Load:
+    """Share of selections that each expert takes, over training: [expert, evaluation]."""
+
+    step: np.ndarray
+    share: np.ndarray
+
+
+def load_map(runs: Sequence[Run], place: str = "heldout") -> Load | None:
+    """Mean over runs. Experts of different runs have nothing to do with each other, so they are sorted by load first."""
+    names = {name for run in runs for name in run.curve.values if name.startswith(f"{place}/load/")}
+    experts = sorted(int(name.rsplit("/", 1)[1]) for name in names)
+    stacks: list[np.ndarray] = []
+    step = np.array([], np.int64)
+    for run in runs:
+        if run.curve.step.size and all(f"{place}/load/{e}" in run.curve.values for e in experts):
+            share = np.stack([run.curve.values[f"{place}/load/{e}"] for e in experts]) if experts else np.array([])
+            if share.size and (not stacks or share.shape == stacks[0].shape):
+                stacks.append(-np.sort(-share, axis=0) if len(runs) > 1 else share)
+                step = run.curve.step
+    return Load(step, np.mean(stacks, axis=0)) if stacks else None
+
+
+def retention(comparison: Comparison, runs: Sequence[Run]) -> np.ndarray | None:
+    """Mean success [after task, on task] over runs; NaN where nothing was evaluated; None if only the diagonal is known."""
+    table = np.array(
+        [
+            [[after_task(run, task, boundary, comparison.success) for task in comparison.tasks] for run in runs]
+            for boundary in range(len(comparison.tasks))
+        ]
+    )
+    known = np.isfinite(table).any(axis=1)
+    if not (known & ~np.eye(len(comparison.tasks), dtype=bool)).any():
+        return None
+    mean = np.full(known.shape, np.nan)
+    for boundary, task in zip(*np.nonzero(known), strict=True):
+        mean[boundary, task] = np.nanmean(table[boundary, :, task])
+    return mean

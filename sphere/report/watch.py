@@ -1,0 +1,118 @@
+"""`sphere watch`: the page, live. There is a path for the page and one for its version; no file is read by name.
+
+The version is a hash of names, sizes and times of the records below the watched directories. The page asks for it every two
+seconds and loads itself anew when it has changed.
+"""
+
+import hashlib
+import os
+import threading
+from collections.abc import Sequence
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from sphere.report.elements import element, joined
+from sphere.report.load import load
+from sphere.report.page import render
+from sphere.report.select import Success
+
+WATCHED = ("config.json", "metrics.jsonl", "episodes.jsonl")
+
+
+def version(paths: Sequence[Path]) -> str:
+    """Changes when a record grows, appears or goes."""
+    digest = hashlib.sha256()
+    for path in paths:
+        for folder, folders, files in os.walk(path):
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            for name in sorted(set(files) & set(WATCHED)):
+                try:
+                    found = os.stat(os.path.join(folder, name))
+                except OSError:
+                    continue  # gone between the listing and the look
+                digest.update(
+                    f"{folder}\0{name}\0{found.st_size}\0{found.st_mtime_ns}\n".encode("utf-8", "surrogateescape")
+                )
+    return digest.hexdigest()[:16]
+
+
+class Page:
+    """The page of some directories, made anew only when their records have changed."""
+
+    def __init__(self, paths: Sequence[Path], success: Success = "at-end"):
+        self.paths, self.success = list(paths), success
+        self._lock = threading.Lock()
+        self._made: tuple[str, bytes] = ("", b"")
+
+    def html(self) -> bytes:
+        with self._lock:
+            now = version(self.paths)
+            if self._made[0] != now:
+                self._made = (now, self._render(now).encode("utf-8", "backslashreplace"))
+            return self._made[1]
+
+    def _render(self, now: str) -> str:
+        try:
+            return render(load(self.paths), self.success, now)
+        except ValueError as error:  # no run yet: say so, and look again
+            words = joined(
+                element("title", "sphere watch"), element("h1", "Nothing to show yet"), element("p", str(error))
+            )
+            return f'<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="2">{words}'
+
+
+def server(page: Page, host: str, port: int) -> ThreadingHTTPServer:
+    """Not yet serving; port 0 takes a free one."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if not self._expected_host():
+                self.send_error(HTTPStatus.FORBIDDEN, "not served under this name")
+            elif self.path in ("/", "/index.html"):
+                self._answer(page.html(), "text/html; charset=utf-8")
+            elif self.path == "/version":
+                self._answer(version(page.paths).encode(), "text/plain; charset=utf-8")
+            else:
+                self.send_error(HTTPStatus.NOT_FOUND, "there is only the page")
+
+        def _expected_host(self) -> bool:
+            # A page elsewhere may point its own name at 127.0.0.1 and read along; its requests carry that name.
+            name = (self.headers.get("Host") or "").rsplit(":", 1)[0].strip("[]").lower()
+            return host not in ("127.0.0.1", "::1", "localhost") or name in ("127.0.0.1", "::1", "localhost", "")
+
+        def _answer(self, body: bytes, kind: str) -> None:
+            self.send_response(HTTPStatus.OK)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Cache-Control", "no-store")
+            self.send_header("X-Content-Type-Options", "nosniff")
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """A line per request every two seconds would bury everything else."""
+
+    try:
+        return ThreadingHTTPServer((host, port), Handler)
+    except OSError as error:
+        raise OSError(
+            f"cannot serve on {host}:{port} ({error.strerror}); choose another --port, or 0 for a free one"
+        ) from None
+
+
+def watch(paths: Sequence[Path], host: str = "127.0.0.1", port: int = 8000, success: Success = "at-end") -> None:
+    """Serve until Ctrl-C."""
+    for path in paths:
+        if not path.is_dir():
+            raise ValueError(f"{path} is no directory; name one that sphere train writes to, or one above it")
+    with server(Page(paths, success), host, port) as serving:
+        name = f"[{host}]" if ":" in host else host
+        print(
+            f"watching {', '.join(map(str, paths))} on http://{name}:{serving.server_address[1]}/ (Ctrl-C ends it)",
+            flush=True,
+        )
+        try:
+            serving.serve_forever()
+        except KeyboardInterrupt:
+            print()
