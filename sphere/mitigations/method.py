@@ -1,0 +1,149 @@
+"""What a method is: a frozen value that keeps (or fails to keep) a network plastic, and says where it acts.
+
+Every hook does nothing unless a method overrides it, and what does nothing is not in the compiled program. A method's own
+state is any tree of arrays (None: it has none); it is part of the training state and of every checkpoint. Hooks are written
+for one run; fleets `vmap` them. In the order in which a run meets them:
+
+    check, network   settings: refuse what makes no sense; change the networks before they are built
+    init             the method's own state, from fresh networks
+    begin_task       the task has changed
+    begin_iteration  a new rollout has come
+    effective        the network as it acts, made of its parameters
+    term             added to the loss and differentiated with it
+    gradient         how loss and gradient are taken, where a term's weight depends on gradients
+    after            parameters, Adam's moments and own state after a step
+"""
+
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Integer, PRNGKeyArray
+
+from sphere.nets import NetConfig, Trace
+from sphere.variants import Placement
+
+Role = Literal["actor", "critic"]
+ROLES: tuple[Role, Role] = ("actor", "critic")
+
+
+class Look(NamedTuple):
+    """A forward pass on a minibatch, as a loss term sees it."""
+
+    role: Role
+    net: Any
+    """The network as it acts."""
+    raw: Any
+    """The network with its parameters as they are learned; the same unless a method changes how it acts."""
+    obs: Float[Array, "n obs"]
+    trace: Trace
+    other_obs: Float[Array, "n obs"] | None
+    """Of a second, independently shuffled minibatch, if the method asks for one (`other_batch`)."""
+    build: Callable[[Any], Any]
+    """From parameters, in the form in which they are carried, to the network as it acts."""
+
+
+class Term(NamedTuple):
+    """weight * value is added to the loss."""
+
+    value: Float[Array, ""]
+    weight: Any
+
+
+class Weights(NamedTuple):
+    """Parameters and Adam's moments of one network, in the form in which an update carries them."""
+
+    params: Any
+    mu: Any
+    nu: Any
+
+
+class Step(NamedTuple):
+    """What a step of actor and critic was."""
+
+    before: dict[Role, Any]
+    """Parameters before it, as they are carried."""
+    trace: dict[Role, Trace]
+    """Of its minibatch, at the parameters before it."""
+    policy_loss: Float[Array, ""]
+    terms: dict[Role, dict[str, Term]]
+    """By method."""
+    rate_fraction: Float[Array, ""]
+    """The learning rate against that at the start of the task; 1 where it follows the KL divergence."""
+    steps: Integer[Array, ""]
+    """Steps that the run has taken before, the same for all runs of a fleet: a `lax.cond` by it stays one under `vmap`."""
+    key: PRNGKeyArray
+    """Of this method and this step."""
+    unpack: dict[Role, Callable[[Any], Any]]
+    """From the carried form to the network."""
+    pack: dict[Role, Callable[[Any], Any]]
+
+
+class After(NamedTuple):
+    own: Any
+    weights: dict[Role, Weights]
+    replaced: Float[Array, ""] | float = 0.0
+    """Units that got new weights, for the records."""
+
+
+class Method:
+    """The hooks, each doing nothing."""
+
+    name: ClassVar[str]
+    """On the command line and in records."""
+    other_batch: ClassVar[bool] = False
+    """Whether `term` needs a second minibatch."""
+
+    def check(self, actor: NetConfig, critic: NetConfig) -> None:
+        """Raise a ValueError, in a sentence, where the method could have no effect on these networks."""
+
+    def network(self, role: Role, config: NetConfig) -> NetConfig:
+        return config
+
+    def init(self, nets: dict[Role, Any], key: PRNGKeyArray) -> Any:
+        return None
+
+    def begin_task(self, own: Any) -> Any:
+        return own
+
+    def begin_iteration(self, own: Any, progress: Float[Array, ""]) -> Any:
+        """`progress` is that of the task at the end of this iteration, up to 1."""
+        return own
+
+    def carried(self, own: Any, change: dict[Role, Callable[[Any], Any]]) -> Any:
+        """Networks that are part of the state, in another form: an update carries parameters packed."""
+        return own
+
+    def effective(self, own: Any, role: Role, net: Any) -> Any:
+        return net
+
+    def term(self, own: Any, look: Look) -> Term | None:
+        return None
+
+    def gradient(self, role: Role, function: Callable) -> Callable | None:
+        """`function(params)` gives (loss, Look, aux). The result is called as (params, rho) and gives (Penalised, gradient),
+        as `sphere.penalised_value_and_grad` does."""
+        return None
+
+    def after(self, own: Any, weights: dict[Role, Weights], step: Step) -> After:
+        return After(own, weights)
+
+
+def overrides(method: Method, hook: str) -> bool:
+    return getattr(type(method), hook) is not getattr(Method, hook)
+
+
+def placed(placement: Placement) -> tuple[Role, ...]:
+    return ROLES if placement == "both" else (placement,)
+
+
+@jax.custom_batching.custom_vmap
+def any_run(flag: Array) -> Array:
+    """The flag itself; in a fleet, whether any run has it. A `lax.cond` by it is then not turned into a `select`."""
+    return flag
+
+
+@any_run.def_vmap
+def _any_run(size: int, batched: list[bool], flag: Array) -> tuple[Array, bool]:
+    return jnp.any(flag), False

@@ -1,0 +1,95 @@
+"""Hidden units of a network: where they are, how active a batch found them, and how some of them begin anew.
+
+A network's MLPs are its experts (a dense network counts as one) and, where it has one, its gate. Arrays by unit have the shape
+[experts, width], with one expert for a gate and a dense network.
+"""
+
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from sphere.nets import MLP, Trace
+
+
+def mlps(net: Any) -> dict[str, MLP]:
+    """The MLPs of an actor or a critic by their part in its trace, every leaf with a leading expert axis."""
+    found = _mlps(net)
+    return {part: jax.tree.map(lambda leaf: leaf[None], mlp) if _alone(mlp) else mlp for part, mlp in found.items()}
+
+
+def with_mlps(net: Any, changed: dict[str, MLP]) -> Any:
+    """The same network with other MLPs, as `mlps` gives them."""
+    old = _mlps(net)
+    new = [
+        jax.tree.map(lambda leaf: leaf[0], changed[part]) if _alone(mlp) else changed[part] for part, mlp in old.items()
+    ]
+    return eqx.tree_at(lambda net: list(_mlps(net).values()), net, new)
+
+
+def _mlps(net: Any) -> dict[str, MLP]:
+    if isinstance(net.trunk, MLP):
+        return {"expert": net.trunk}
+    gate = getattr(net.trunk.router, "gate", None)  # Soft MoE routes by two linear layers without hidden units
+    return {"expert": net.trunk.experts} | ({} if gate is None else {"gate": gate})
+
+
+def _alone(mlp: MLP) -> bool:
+    return mlp.head.kernel.ndim == 2
+
+
+class Activity(NamedTuple):
+    """Of the hidden units of one part, by the samples that met them."""
+
+    mean: tuple[Float[Array, "experts width"], ...]
+    """Mean |h| of every hidden layer; 0 for an expert without samples."""
+    seen: Bool[Array, " experts"]
+    """Whether the expert had any sample: without, there is no evidence about its units."""
+
+
+def activity(trace: Trace, part: str) -> Activity:
+    layers = [layer for layer in trace.layers if layer.part == part and layer.kind == "linear"]
+    hidden = [jnp.abs(layer.input) for layer in layers[1:]]  # what a layer reads are the units of the one before
+    if part == "gate" or trace.routing is None:
+        return Activity(tuple(jnp.mean(h, axis=0) for h in hidden), jnp.ones(1, bool))
+    if trace.aligned:
+        met = trace.routing.chosen.astype(hidden[0].dtype)[:, :, None]  # [n, slots, 1], slot e is expert e
+        tokens = jnp.sum(met, axis=(0, 2))
+        sums = [jnp.sum(met * h, axis=0) for h in hidden]
+    else:
+        hot = jax.nn.one_hot(trace.expert, trace.num_experts, dtype=hidden[0].dtype)  # no row for an empty slot
+        tokens = jnp.sum(hot, axis=(0, 1))
+        sums = [jnp.einsum("nke,nkw->ew", hot, h) for h in hidden]
+    count = jnp.maximum(tokens, 1)[:, None]
+    return Activity(tuple(total / count for total in sums), tokens > 0)
+
+
+def replanted(
+    mlp: MLP,
+    layer: int,
+    units: Bool[Array, "experts width"],
+    kernel: Float[Array, "experts #inner width"],
+    scale: float = 1.0,
+) -> MLP:
+    """Some units of one hidden layer begin anew: incoming weights from `kernel`, bias 0, outgoing weights 0.
+
+    The affine part of LayerNorm belongs to the unit and is reset too, to `scale` and 0. For Adam's moments: zeros and 0.
+    """
+    into, out, normed = mlp.hidden[layer], (*mlp.hidden, mlp.head)[layer + 1], bool(mlp.norms)
+
+    def where(mlp: MLP) -> list[Any]:
+        norm = [mlp.norms[layer].scale, mlp.norms[layer].bias] if normed else []
+        after = (*mlp.hidden, mlp.head)[layer + 1]
+        return [mlp.hidden[layer].kernel, mlp.hidden[layer].bias, after.kernel, *norm]
+
+    new = [
+        jnp.where(units[:, None, :], kernel, into.kernel),
+        None if into.bias is None else jnp.where(units, 0.0, into.bias),
+        jnp.where(units[:, :, None], 0.0, out.kernel),
+    ]
+    if normed:
+        norm = mlp.norms[layer]
+        new += [jnp.where(units, scale, norm.scale), jnp.where(units, 0.0, norm.bias)]
+    return eqx.tree_at(where, mlp, new)
