@@ -1,7 +1,7 @@
 """Training from end to end: `python -m benchmarks.train --preset metaworld-crl --seeds 0 1 2 3 4 --rho 0 0.1`.
 
 Environment steps per second of a whole fleet over collecting, updating and evaluating in the proportion of real training, and
-where the time goes. Compiling is not counted: every part runs once before the clock starts.
+what each part takes alone. Compiling is not counted: every part runs once before the clock starts.
 """
 
 import argparse
@@ -10,6 +10,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,55 +19,48 @@ import numpy as np
 
 from benchmarks.timing import device
 from sphere.runs.fleet import Fleet
+from sphere.runs.group import Group
 from sphere.runs.presets import PRESETS, preset
-from sphere.runs.rollout import Collector
 from sphere.runs.settings import FleetConfig
 
 
-def timed(seconds: dict[str, float], name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, its time added up under a name."""
-
-    def measured(*arguments: Any, **options: Any) -> Any:
-        start = time.perf_counter()
-        result = jax.block_until_ready(function(*arguments, **options))
-        seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start
-        return result
-
-    return measured
+def seconds(function: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    jax.block_until_ready(function())
+    return time.perf_counter() - start
 
 
-def measure(config: FleetConfig, iterations: int) -> dict[str, float]:
-    """Seconds per iteration by part."""
-    seconds: dict[str, float] = {}
+def iterations(fleet: Fleet, count: int) -> None:
+    """As training does them: the metrics of one are waited for while the next is under way."""
+    before = None
+    for _ in range(count):
+        metrics, _ = fleet.advance()
+        if before is not None:
+            fleet.fetch(before)
+        before = metrics
+    jax.block_until_ready((before, [group.state for group in fleet.groups]))
+
+
+def measure(config: FleetConfig, count: int) -> dict[str, float]:
+    """Seconds per iteration: together, of the parts alone, and of evaluation in proportion."""
     with tempfile.TemporaryDirectory() as folder:
         fleet = Fleet(config, Path(folder))
         try:
             fleet.begin_task()
-            fleet.advance()
+            iterations(fleet, 2)
             fleet.evaluate(fleet.task)
             fleet.diagnostics()
-            collector: Collector = fleet.collector
-            collector.collect = timed(seconds, "collect", collector.collect)  # type: ignore[method-assign]
-            step = collector.pool.step = timed(seconds, "simulate", collector.pool.step)  # type: ignore[method-assign]
-            advance = timed(seconds, "iteration", fleet.advance)
-            for _ in range(iterations):
-                advance()
-            collector.pool.step = step  # type: ignore[method-assign]
-            part = {name: value / iterations for name, value in seconds.items()}
-            start = time.perf_counter()
-            fleet.evaluate(fleet.task)
-            fleet.diagnostics()
-            # as often as training evaluates
-            share = len(config.evaluations()) / config.iterations_per_task
-            evaluate = share * (time.perf_counter() - start)
+            collect = sum(seconds(partial(_collect, group, fleet)) for group in fleet.groups)
+            together = seconds(lambda: iterations(fleet, count)) / count
+            evaluate = seconds(lambda: fleet.evaluate(fleet.task)) + seconds(fleet.diagnostics)
+            share = len(config.evaluations()) / config.iterations_per_task  # as often as training evaluates
         finally:
             fleet.close()
-    return {
-        "simulators": part["simulate"],
-        "acting and copying": part["collect"] - part["simulate"],
-        "update": part["iteration"] - part["collect"],
-        "evaluation": evaluate,
-    }
+    return {"collecting alone": collect, "collecting and learning": together, "evaluation": share * evaluate}
+
+
+def _collect(group: Group, fleet: Fleet) -> Any:
+    return group.collector.collect(group.state.actor, fleet.program.rollout_steps, fleet.total_iterations)[0]
 
 
 def main() -> None:
@@ -76,17 +70,26 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--rho", type=float, nargs="+", default=[0.0, 0.1])
     parser.add_argument("--iterations", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=None)
+    parser.add_argument("--no-overlap", action="store_true", help="collect and learn in turns")
     parser.add_argument("--fast", action="store_true", help="GPU kernels chosen by timing (deterministic=False)")
     options = parser.parse_args()
-    config = dataclasses.replace(preset(options.preset), seeds=tuple(options.seeds), rho=tuple(options.rho))
+    config = dataclasses.replace(
+        preset(options.preset),
+        seeds=tuple(options.seeds),
+        rho=tuple(options.rho),
+        workers=options.workers,
+        overlap=False if options.no_overlap else None,
+    )
     config = dataclasses.replace(config, ppo=dataclasses.replace(config.ppo, deterministic=not options.fast))
     if options.task:
         config = dataclasses.replace(config, tasks=(options.task,))
     parts = measure(config, options.iterations)
-    steps, total = len(config.runs) * config.iteration_steps, float(np.sum(list(parts.values())))
+    steps = len(config.runs) * config.iteration_steps
+    total = float(np.sum([parts["collecting and learning"], parts["evaluation"]]))
     print(f"{options.preset}, {config.tasks[0]}, {len(config.runs)} runs on {device()}, {os.cpu_count()} cores")
     for name, value in parts.items():
-        print(f"  {name:<20} {value:>8.3f} s per iteration {value / total:>6.0%}")
+        print(f"  {name:<24} {value:>8.3f} s per iteration")
     print(f"  {steps:,} steps per iteration: {steps / total:,.0f} steps/s end to end")
 
 

@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from sphere.algos.ppo import PPOConfig
 from sphere.nets import NetConfig
-from sphere.runs import record
+from sphere.runs import loop, record
 from sphere.runs.records import Records
 from sphere.runs.settings import Evaluation, FleetConfig
 
@@ -76,3 +77,20 @@ def final_arrays(directory: Path) -> dict[str, np.ndarray]:
     newest = max(directory.glob("checkpoint-*.npz"))
     with np.load(newest, allow_pickle=False) as file:
         return {name: file[name] for name in file.files if name.startswith("tree/")}
+
+
+def cut_after(iterations: int, config: FleetConfig, directory: Path) -> None:
+    """Train in this process, and leave by an exception before that many iterations are done."""
+    calls = []
+    original = loop.Training.iterate
+
+    def iterate(training: loop.Training) -> None:
+        calls.append(1)
+        if len(calls) == iterations:
+            raise KeyboardInterrupt
+        original(training)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop.Training, "iterate", iterate)
+        with pytest.raises(KeyboardInterrupt):
+            loop.train(config, directory, resume=True, quiet=True)

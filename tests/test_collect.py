@@ -23,7 +23,7 @@ def collected(tmp_path_factory):
         fleet = Fleet(config, tmp_path_factory.mktemp("fleet"))
         fleet.begin_task()
         actor = eqx.tree_at(lambda actor: actor.log_std, fleet.state.actor, replace_fn=lambda log_std: log_std - 0.7)
-        found[seeds] = actor, [fleet.collector.collect(actor, STEPS, iteration)[0] for iteration in range(2)]
+        found[seeds] = actor, [fleet.groups[0].collector.collect(actor, STEPS, iteration)[0] for iteration in range(2)]
         fleet.close()
     return found
 

@@ -7,6 +7,7 @@ import time
 import types
 
 import fleets
+import jax
 import kill
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from fleets import TINY
 
 from sphere.algos import ppo
 from sphere.envs.pool import WorkerError
-from sphere.runs import loop, record
+from sphere.runs import record
 from sphere.runs.fleet import Fleet
 from sphere.runs.loop import NonFinite, train
 from sphere.runs.settings import Boundary, FleetConfig, rebuild, run_name
@@ -74,6 +75,32 @@ def test_a_run_does_not_depend_on_its_fleet(straight, tmp_path):
                 np.testing.assert_allclose(other[name], value, rtol=5e-3, atol=5e-4, err_msg=f"{name} at {one['step']}")
 
 
+def test_halves_that_overlap_equal_two_fleets(tmp_path):
+    config = dataclasses.replace(TINY, rho=(0.05, 0.1))
+    train(dataclasses.replace(config, overlap=True), tmp_path / "both", quiet=True)
+    for rho in config.rho:
+        train(dataclasses.replace(config, rho=(rho,)), tmp_path / f"{rho}", quiet=True)
+        both, alone = fleets.numbers(tmp_path / "both"), fleets.numbers(tmp_path / f"{rho}")
+        assert len(alone) == 2 * len(TINY.seeds)
+        assert {name: both[name] for name in alone} == alone
+
+
+def test_overlap_goes_on_exactly_and_in_one_group_too(tmp_path):
+    """A checkpoint does not know how its fleet was divided."""
+    config = dataclasses.replace(TINY, overlap=True)
+    train(config, tmp_path / "straight", quiet=True)
+    fleets.write(config, tmp_path / "cut")
+    fleets.cut_after(7, config, tmp_path / "cut")
+    train(config, tmp_path / "cut", resume=True, quiet=True)
+    assert_same(tmp_path / "straight", tmp_path / "cut")
+    fleets.write(config, tmp_path / "other")
+    fleets.cut_after(7, config, tmp_path / "other")
+    train(dataclasses.replace(config, overlap=False), tmp_path / "other", resume=True, quiet=True)
+    one, other = fleets.final_arrays(tmp_path / "straight"), fleets.final_arrays(tmp_path / "other")
+    assert one.keys() == other.keys()
+    assert all(one[name].shape == other[name].shape for name in one)
+
+
 @pytest.mark.parametrize("kills", [3])
 def test_kill_nine_and_resume_equals_straight_through(straight, tmp_path, kills):
     """Real processes, killed at random moments; `python tests/kill.py 20` is the long form."""
@@ -84,18 +111,7 @@ def test_kill_nine_and_resume_equals_straight_through(straight, tmp_path, kills)
 
 def test_a_damaged_newest_checkpoint_falls_back_and_says_so(straight, tmp_path, capfd):
     fleets.write(TINY, tmp_path / "fleet")
-    calls = []
-
-    def stop_after(trainer):
-        calls.append(1)
-        if len(calls) == 7:
-            raise KeyboardInterrupt
-
-    with pytest.MonkeyPatch.context() as patch:
-        original = loop.Training.iterate
-        patch.setattr(loop.Training, "iterate", lambda self: (stop_after(self), original(self))[1])
-        with pytest.raises(KeyboardInterrupt):
-            train(TINY, tmp_path / "fleet", resume=True, quiet=True)
+    fleets.cut_after(7, TINY, tmp_path / "fleet")
     newest = max((tmp_path / "fleet").glob("checkpoint-*.npz"))
     content = bytearray(newest.read_bytes())
     content[len(content) // 2] ^= 1
@@ -117,13 +133,17 @@ def test_two_processes_on_one_directory(tmp_path):
     lock.close()
 
 
-def test_nan_stops_the_fleet_and_names_run_step_and_checkpoint(tmp_path):
-    config = dataclasses.replace(TINY, seeds=(0,), rho=(0.0,))
+@pytest.mark.parametrize("workers", [0, 1])
+def test_nan_stops_the_fleet_and_names_run_step_and_checkpoint(tmp_path, workers):
+    """Also where the policy is asked for an action before anybody has looked at the update's metrics."""
+    config = dataclasses.replace(TINY, seeds=(0,), rho=(0.0,), workers=workers)
 
     def poison(self):
         metrics, episodes = advance(self)
         if self.total_iterations == 5:
-            metrics = metrics._replace(finite=np.array([False]))
+            metrics = [metrics[0]._replace(finite=np.array([False]))]
+            group = self.groups[0]
+            group.state = jax.tree.map(lambda leaf: leaf * np.nan if leaf.dtype == np.float32 else leaf, group.state)
         return metrics, episodes
 
     advance = Fleet.advance
@@ -139,7 +159,7 @@ def test_a_crashed_simulator_ends_the_run_with_its_traceback(tmp_path):
 
     def break_pool(self):
         if self.total_iterations == 3:
-            self.pool._workers[0].process.kill()
+            self.groups[0].pool._workers[0].process.kill()
         return original(self)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -183,13 +203,13 @@ def test_task_boundaries_keep_what_they_say(tmp_path):
             fleet.begin_task()
             fleet.advance()
             before = [np.asarray(leaf) for leaf in (fleet.state.actor.log_std, fleet.state.actor_moments.count)]
-            count = fleet.collector.statistics.count.copy()
+            count = fleet.statistics.count.copy()
             fleet.task_index, fleet.iteration = 1, 0
             fleet.begin_task()
             assert np.array_equal(fleet.state.actor.log_std, before[0]) == kept["parameters"]
             assert np.array_equal(fleet.state.actor_moments.count, before[1]) == kept["moments"]
-            assert (fleet.collector.statistics.count > count).all() == kept["statistics"]
-            assert fleet.pool.task == "reach-east"
+            assert (fleet.statistics.count > count).all() == kept["statistics"]
+            assert fleet.groups[0].pool.task == "reach-east"
         finally:
             fleet.close()
 

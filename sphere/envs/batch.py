@@ -12,6 +12,11 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt64
 
+from sphere.envs.policy import Policy
+from sphere.envs.policy import Spec as PolicySpec
+
+Region = tuple[int, int]  # offset and size in the memory that learner and workers share
+Layout = list[tuple[str, tuple[int, ...], str, int]]  # name, shape, type and offset of each array in a region
 State = dict[str, np.ndarray]
 Spec = tuple[int, np.ndarray, np.ndarray, int]  # observation size, lowest action, highest action, horizon
 
@@ -91,6 +96,8 @@ class Share:
     """
 
     batch: Batch
+    time: int | None = None
+    """Steps since the share began to follow its policy; None: it takes the learner's actions."""
 
     def begin(self, suite: Suite, settings: Mapping[str, Any], streams: UInt64[np.ndarray, "env 2"], task: str) -> Spec:
         """Take charge of these environments."""
@@ -104,6 +111,7 @@ class Share:
         self.close()
         self.batch = batch = self.suite(task, len(self.streams), **self.settings)
         self.task_word = zlib.crc32(task.encode())
+        self.low, self.high = (np.asarray(bound, np.float32) for bound in (batch.action_low, batch.action_high))
         return (
             batch.observation_size,
             np.asarray(batch.action_low),
@@ -111,16 +119,54 @@ class Share:
             batch.horizon,
         )
 
-    def bind(self, rows: np.ndarray) -> None:
-        """Read actions from and write results to these rows from now on."""
-        self.rows = {name: rows[name] for name in rows.dtype.names or ()}
-        self.rows["action"].flags.writeable = False
-
     def attach(self, memory: int, total: int, part: slice) -> None:
-        """The same with part of the `total` rows in an open file."""
+        """Read actions from and write results to these of the `total` rows at the beginning of an open file."""
+        self.memory, self.total, self.part = memory, total, part
         dtype = record(self.batch.observation_size, len(self.batch.action_low))
-        self.bind(np.frombuffer(mmap.mmap(memory, total * dtype.itemsize), dtype)[part])
-        os.close(memory)
+        self.row = np.frombuffer(self._map((0, total * dtype.itemsize)), dtype)[part]
+        self.rows = {name: self.row[name] for name in dtype.names or ()}
+        self.action = self.rows["action"].view()
+        self.action.flags.writeable = False
+
+    def _map(self, region: Region) -> mmap.mmap:
+        return mmap.mmap(self.memory, region[1], offset=region[0])
+
+    def load(self, spec: PolicySpec, layout: Layout, region: Region, parts: Sequence[tuple[int, slice]]) -> None:
+        """The policy to follow; its parameters may change in memory between rollouts."""
+        memory = self._map(region)
+        arrays = {name: np.ndarray(shape, dtype, memory, offset) for name, shape, dtype, offset in layout}
+        self.policy = Policy(spec, arrays, parts)
+
+    def follow(self, region: Region | None) -> None:
+        """From now on act by the policy and write every step down in that region; None: take the learner's actions again.
+
+        A step's action is the policy's mean plus what the region holds in the action's place: the learner's noise.
+        """
+        self.time = None
+        if region is not None:
+            self.time = 0
+            self.log = np.frombuffer(self._map(region), self.row.dtype).reshape(-1, self.total)[:, self.part]
+            self.left = np.ones(len(self.row), bool)
+
+    def rollout(self, steps: int, once: bool) -> None:
+        """That many steps by the policy; `once`: no more than it takes until every environment has ended an episode."""
+        for _ in range(steps):
+            if once and not self.left.any():
+                break
+            self.step()
+
+    def _act(self, time: int) -> None:
+        log = self.log[time]
+        action = log["action"] + self.policy(self.rows["obs"])
+        if not np.isfinite(action).all():
+            raise ValueError(f"the policy wants an action of {action}, want finite numbers: did it diverge?")
+        np.maximum(action, self.low, out=self.rows["action"])
+        np.minimum(self.rows["action"], self.high, out=self.rows["action"])
+        self._move()
+        log[:] = self.row
+        log["action"] = action  # as it was drawn: its probability is that of the unclipped one
+        self.left &= ~(log["terminated"] | log["truncated"])
+        self.time = time + 1
 
     def reset(self, streams: np.ndarray | None = None) -> None:
         """Start the next episode everywhere; with new streams, their episode 0."""
@@ -131,8 +177,14 @@ class Share:
 
     def step(self) -> None:
         """One step everywhere; where an episode ends, the next one starts in the same step."""
+        if self.time is None:
+            self._move()
+        else:
+            self._act(self.time)
+
+    def _move(self) -> None:
         rows = self.rows
-        observation, reward, terminated, success = self.batch.step(rows["action"])
+        observation, reward, terminated, success = self.batch.step(self.action)
         self.elapsed += 1
         done = terminated | (self.elapsed >= self.batch.horizon)
         rows["obs"][:] = observation
@@ -174,3 +226,10 @@ class Share:
         if hasattr(self, "batch"):
             self.batch.close()
             del self.batch
+
+    def leave(self) -> None:
+        """No more of this share: also give back the shared memory's file."""
+        self.close()
+        if hasattr(self, "memory"):
+            os.close(self.memory)
+            del self.memory

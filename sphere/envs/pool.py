@@ -9,7 +9,7 @@ import mmap
 import operator
 import os
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, pairwise
 from typing import Any
 
@@ -20,7 +20,7 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike
 
 from sphere.envs import unknown
-from sphere.envs.batch import Share, Spec, State, Suite, record
+from sphere.envs.batch import Region, Share, Spec, State, Suite, record
 from sphere.envs.bell import IN_ORDER, SIZE
 from sphere.envs.worker import Local, Process, Worker, WorkerError, anonymous_memory, cores, dismiss
 
@@ -62,7 +62,8 @@ class Pool(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
     ) -> None:
         self._owner = os.getpid()
         self._workers: list[Worker] = []
-        self._dismiss = weakref.finalize(self, dismiss, self._workers, self._owner)
+        self._memory = anonymous_memory()
+        self._dismiss = weakref.finalize(self, dismiss, self._workers, self._memory, self._owner)
         total = num_envs * len(seeds)
         if num_envs < 1 or total < 1:
             raise ValueError(f"num_envs={num_envs} for {len(seeds)} run seeds; want at least one of each")
@@ -87,6 +88,7 @@ class Pool(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
             self.close()
             raise
         self._row = {name: self._rows[name] for name in self._rows.dtype.names or ()}
+        self.row_type = self._rows.dtype
         self._return, self._length = np.zeros(total), np.zeros(total, np.int64)
         self._success_once = np.zeros(total, bool)
         self._started = self._pending = False
@@ -101,8 +103,8 @@ class Pool(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
             )
         if here:  # first in the list: it steps while the others do
             self._workers.append(Local(Share()))
-        with anonymous_memory() as file, anonymous_memory() as bells:
-            memory = file.fileno()
+        with anonymous_memory() as bells:
+            memory = self._memory.fileno()
             os.ftruncate(bells.fileno(), max(workers, 1) * SIZE)
             ring = bells.fileno() if IN_ORDER else None
             # With a core of its own the learner stays awake during a step; otherwise that would take a worker's.
@@ -111,11 +113,10 @@ class Pool(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
                 label = f"worker {i} of {workers} (environments {part.start} to {part.stop - 1})"
                 self._workers.append(Process(label, memory, timeout, ring, i, spin))
             dtype = self._adopt(self._call("begin", arguments))
-            os.ftruncate(memory, self.num_envs * dtype.itemsize)
-            self._rows = np.frombuffer(mmap.mmap(memory, self.num_envs * dtype.itemsize), dtype)
+            self._rows = np.frombuffer(self.share(self.num_envs * dtype.itemsize)[1], dtype, self.num_envs)
             files = [memory] * len(self._parts)
             if here:
-                files[0] = os.dup(memory)  # whoever attaches closes the file
+                files[0] = os.dup(memory)  # a share closes its file in the end
             self._call("attach", [(file, self.num_envs, part) for file, part in zip(files, self._parts, strict=True)])
 
     def _adopt(self, specs: Sequence[Spec]) -> np.dtype:
@@ -188,18 +189,9 @@ class Pool(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         obs, final_obs, reward, terminated, truncated, success = [row[name].copy() for name in names]
         done = terminated | truncated
         infos: dict[str, Any] = {"final_obs": final_obs, "_final_obs": done, "success": success}
-        self._return += reward
-        self._length += 1
-        self._success_once |= success
-        if done.any():
-            infos["episode"] = {
-                "r": np.where(done, self._return, 0.0),
-                "l": np.where(done, self._length, 0),
-                "success_once": done & self._success_once,
-                "success_at_end": done & success,
-            }
-            infos["_episode"] = done
-            self._return[done], self._length[done], self._success_once[done] = 0, 0, False
+        episode = self.account(reward, done, success)
+        if episode is not None:
+            infos["episode"], infos["_episode"] = episode, done
         return obs, reward, terminated, truncated, infos
 
     def switch(self, task: str) -> tuple[np.ndarray, dict[str, Any]]:
@@ -259,6 +251,49 @@ class Pool(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         self._success_once = state["success_once"]
         self._started = True
         return self._row["obs"].copy()
+
+    # For `sphere.envs.rollouts`, whose workers act by themselves ------------------------------------------------------
+
+    def share(self, size: int) -> tuple[Region, mmap.mmap]:
+        """More memory that learner and workers share, zeros: where it is in their file, and the learner's view."""
+        file = self._memory.fileno()
+        offset = os.fstat(file).st_size
+        size = -(-size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+        os.ftruncate(file, offset + size)
+        return (offset, size), mmap.mmap(file, size, offset=offset)
+
+    def begin(self, command: str, arguments: Callable[[slice], tuple]) -> None:
+        """Give the workers a command of `Share`, with arguments by which environments they have; `end` waits for its end."""
+        self._check_idle(command)
+        self._pending = True
+        self._send(command, [arguments(part) for part in self._parts])
+
+    def end(self) -> None:
+        self._receive()
+        self._pending = False
+
+    def move(self) -> None:
+        """One step with actions as the workers have them."""
+        self._check_idle("move")
+        self._check_started("move")
+        self._send("step")
+        self._receive()
+
+    def account(self, reward: np.ndarray, done: np.ndarray, success: np.ndarray) -> dict[str, np.ndarray] | None:
+        """Add a step to the episodes under way; the numbers of those that it ends, if there are any."""
+        self._return += reward
+        self._length += 1
+        self._success_once |= success
+        if not done.any():
+            return None
+        episode = {
+            "r": np.where(done, self._return, 0.0),
+            "l": np.where(done, self._length, 0),
+            "success_once": done & self._success_once,
+            "success_at_end": done & success,
+        }
+        self._return[done], self._length[done], self._success_once[done] = 0, 0, False
+        return episode
 
     def render(self, *indices: int) -> tuple[Any, ...]:
         """Pictures of these environments; of all if none is named."""

@@ -68,7 +68,7 @@ class Local:
         return getattr(self.share, command)(*arguments)
 
     def hang_up(self) -> None:
-        self.share.close()
+        self.share.leave()
 
     def join(self, deadline: float) -> None:
         pass
@@ -177,9 +177,10 @@ class Process:
             self.process.wait()
 
 
-def dismiss(workers: Sequence[Worker], owner: int) -> None:
+def dismiss(workers: Sequence[Worker], memory: IO[bytes], owner: int) -> None:
     """Let all workers go, at the latest after `GRACE` seconds; a forked copy of their owner does nothing."""
     if os.getpid() == owner:
+        memory.close()
         for worker in workers:
             worker.hang_up()
         deadline = time.monotonic() + GRACE
@@ -220,7 +221,7 @@ def serve(share: "Share", commands: Connection, replies: Connection, bell: "Bell
     except BrokenPipeError:
         pass  # the learner has gone
     finally:
-        share.close()
+        share.leave()
 
 
 def _next(bell: "Bell", read: int, waiting: Any) -> bytes:

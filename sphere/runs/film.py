@@ -52,8 +52,8 @@ def _policy(config: FleetConfig, directory: Path, row: int) -> tuple[Any, Statis
     fleet = Fleet(config, directory)
     try:
         fleet.resume()
-        actor = jax.tree.map(lambda leaf: leaf[row : row + 1], fleet.state.actor)
-        kept = fleet.collector.statistics
+        actor = jax.tree.map(lambda leaf: leaf[row : row + 1], fleet.actor)
+        kept = fleet.statistics
         if kept is not None:
             mine = slice(row, row + 1)
             kept = Statistics(kept.mean[mine], kept.var[mine], kept.count[mine])

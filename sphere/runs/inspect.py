@@ -8,7 +8,6 @@ import numpy as np
 
 from sphere.runs import record
 from sphere.runs.fleet import Fleet
-from sphere.runs.rollout import evaluate
 from sphere.runs.settings import FleetConfig, run_name
 
 
@@ -58,9 +57,7 @@ def evaluate_table(config: FleetConfig, directory: Path, episodes: int, tasks: t
         lines = [f"{episodes} deterministic episodes, after {fleet.steps:,} steps; success at end (any step)", ""]
         lines.append(f"{'task':<28}" + "".join(f"{name:>18}" for name in names))
         for task in wanted:
-            found = evaluate(
-                fleet.state.actor, fleet.eval_pool, task.split("/")[1], fleet.run_seeds, fleet.collector.statistics
-            )
+            found = fleet.evaluate(task)
             cells = []
             for run in range(len(names)):
                 mine = found.run == run

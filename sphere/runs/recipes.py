@@ -16,6 +16,7 @@ from sphere.runs import record
 from sphere.runs.fleet import Fleet
 from sphere.runs.heldout import Heldout, load, save
 from sphere.runs.presets import preset
+from sphere.runs.rollout import unit_noise
 from sphere.runs.settings import Evaluation, FleetConfig
 
 ENVS = 8
@@ -43,8 +44,8 @@ def make(config: FleetConfig, directory: Path, count: int, path: Path, seed: int
     fleet = Fleet(config, directory)
     try:
         fleet.resume()
-        actor = jax.tree.map(lambda leaf: leaf[:1], fleet.state.actor)
-        kept, steps = fleet.collector.statistics, fleet.steps
+        actor = jax.tree.map(lambda leaf: leaf[:1], fleet.actor)
+        kept, steps = fleet.statistics, fleet.steps
     finally:
         fleet.close()
     scale = kept.normalise if kept is not None else partial(np.asarray, dtype=np.float32)
@@ -66,7 +67,7 @@ def _visited(actor: Any, scale: Any, config: FleetConfig, task: str, seed: int) 
     with envs.make(task, num_envs=ENVS, seed=seed, workers=0, **config.simulator.given()) as pool:
         raw, _ = pool.reset()
         shape = (pool.horizon, ENVS, pool.single_action_space.shape[0])
-        noise = np.asarray(ppo.noise_fleet(np.array([seed], np.uint32), np.int32(0), shape))[0]
+        noise = unit_noise(np.array([seed]), 0, shape)[0]
         noise = noise * np.exp(np.asarray(actor.log_std))
         seen, returns = [raw], []
         for t in range(pool.horizon):

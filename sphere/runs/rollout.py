@@ -1,13 +1,17 @@
 """Collecting experience and running evaluation episodes: the meeting of simulators (numpy) and policies (jax)."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
 from sphere.algos import ppo
+from sphere.envs.policy import normalised
 from sphere.envs.pool import Pool
+from sphere.envs.rollouts import Finished, Rollouts
+from sphere.runs import plain
 
 
 @dataclass
@@ -17,8 +21,6 @@ class Statistics:
     mean: np.ndarray  # [run, obs]
     var: np.ndarray
     count: np.ndarray  # [run]
-    clip: float = 10.0
-    epsilon: float = 1e-8
 
     @staticmethod
     def fresh(runs: int, obs_size: int) -> "Statistics":
@@ -35,11 +37,14 @@ class Statistics:
         self.mean, self.var, self.count = self.mean + delta * count / total, squares / total, self.count + count
 
     def normalise(self, obs: np.ndarray) -> np.ndarray:
-        scaled = (obs - self.mean[:, None]) / np.sqrt(self.var[:, None] + self.epsilon)
-        return np.clip(scaled, -self.clip, self.clip).astype(np.float32)
+        return normalised(obs, self.mean[:, None], self.var[:, None])
 
     def state(self) -> dict[str, np.ndarray]:
         return {"mean": self.mean, "var": self.var, "count": self.count}
+
+
+ACT = 2
+"""The word in a seed by which exploration draws other numbers than all else of the run."""
 
 
 class Episodes(NamedTuple):
@@ -53,18 +58,47 @@ class Episodes(NamedTuple):
     success_at_end: np.ndarray
 
 
+def unit_noise(seeds: np.ndarray, iteration: int, shape: tuple[int, ...]) -> np.ndarray:
+    """The unit normal numbers [run, *shape] of a whole rollout. By numpy: a GPU may be busy with an update."""
+    streams = [np.random.default_rng([int(seed), ACT, iteration]) for seed in seeds]
+    return np.stack([stream.standard_normal(shape, np.float32) for stream in streams])
+
+
+@dataclass
+class Player:
+    """A pool whose workers play by a fleet's policies. An action that depends on more than its own state is the learner's."""
+
+    pool: Pool
+    rollouts: Rollouts | None = None
+
+    def follow(self, actor: ppo.GaussianActor, statistics: Statistics | None) -> Rollouts | None:
+        """The pool under these policies; None where workers cannot act by themselves."""
+        policy = plain.spec(actor)
+        if policy is None:
+            return None
+        arrays = plain.arrays(actor)
+        if statistics is not None:
+            arrays |= {"mean": statistics.mean, "var": statistics.var}
+        if self.rollouts is None:
+            self.rollouts = Rollouts(self.pool, policy, arrays)
+        else:
+            self.rollouts.load(arrays)
+        return self.rollouts
+
+
 @dataclass
 class Collector:
     """The training environments of a fleet, with what is carried from step to step."""
 
     pool: Pool
-    seeds: jax.Array
+    seeds: np.ndarray
     statistics: Statistics | None
     obs: np.ndarray = field(init=False)  # [run, env, obs], normalised if statistics are kept
 
     def __post_init__(self) -> None:
         self.runs = self.seeds.shape[0]
         self.envs = self.pool.num_envs // self.runs
+        self.player = Player(self.pool)
 
     def _by_run(self, rows: np.ndarray) -> np.ndarray:
         return rows.reshape(self.runs, self.envs, *rows.shape[1:])
@@ -81,31 +115,73 @@ class Collector:
 
     def collect(self, actor: ppo.GaussianActor, steps: int, iteration: int) -> tuple[ppo.Rollout, Episodes]:
         """`steps` steps of every environment; `iteration` counts the run's rollouts, for its random keys."""
-        shape = (self.runs, steps, self.envs)
         act_size = self.pool.single_action_space.shape[0]
-        obs, next_obs = (np.empty((*shape, self.obs.shape[-1]), np.float32) for _ in range(2))
-        action = np.empty((*shape, act_size), np.float32)
-        reward = np.empty(shape, np.float32)
-        terminated, done = (np.empty(shape, bool) for _ in range(2))
-        finished: list[tuple] = []
-        # drawn for all steps at once and added here: what is left for every step is the mean
-        noise = ppo.noise_fleet(self.seeds, np.int32(iteration), (steps, self.envs, act_size))
-        noise = np.asarray(noise) * np.exp(np.asarray(actor.log_std))[:, None, None]
-        for t in range(steps):
-            obs[:, t] = self.obs
-            chosen = np.asarray(ppo.mean_fleet(actor, self.obs)) + noise[:, t]
-            action[:, t] = chosen
-            raw, r, term, trunc, infos = self.pool.step(chosen.reshape(self.pool.num_envs, act_size))
-            self.see(raw)
-            next_obs[:, t] = self._scaled(self._by_run(infos["final_obs"]))
-            reward[:, t], terminated[:, t], done[:, t] = map(self._by_run, (r, term, term | trunc))
+        # drawn for all steps at once: what is left for every step is the mean
+        noise = unit_noise(self.seeds, iteration, (steps, self.envs, act_size))
+        noise *= np.exp(np.asarray(actor.log_std))[:, None, None]
+        noise = np.moveaxis(noise, 1, 0).reshape(steps, self.pool.num_envs, act_size)
+        sights = [(self.obs, self.obs)]  # what is seen before each step, and as the successor of the step before
+
+        def after(rows: np.ndarray) -> None:
+            self.see(rows["obs"])
+            sights.append((self.obs, self._scaled(self._by_run(rows["final_obs"]))))
+
+        rollouts = self.player.follow(actor, self.statistics)
+        if rollouts is None:
+            log, finished = self._by_learner(actor, noise, after)
+        elif self.statistics is None:
+            log, finished = rollouts.run(steps, noise)
+        else:
+            log, finished = rollouts.run(steps, noise, after=partial(self._publish, rollouts, after))
+        if len(sights) > 1:
+            obs, next_obs = (np.stack(side, axis=1) for side in zip(*sights, strict=True))
+            obs, next_obs = obs[:, :-1], next_obs[:, 1:]
+        else:
+            next_obs, seen = self._over_time(log["final_obs"]), self._over_time(log["obs"])
+            obs = np.concatenate([self.obs[:, None], seen[:, :-1]], axis=1)
+            self.obs = seen[:, -1].copy()
+        action, reward, terminated, truncated = (
+            self._over_time(log[name]) for name in ("action", "reward", "terminated", "truncated")
+        )
+        rollout = ppo.Rollout(
+            obs,
+            action,
+            ppo.log_prob_fleet(actor, obs, action),
+            reward.astype(np.float32),
+            next_obs,
+            terminated,
+            terminated | truncated,
+        )
+        return rollout, _episodes(finished, self.envs)
+
+    def _over_time(self, column: np.ndarray) -> np.ndarray:
+        """[time, run x env, ...] as [run, time, env, ...], a copy: the next rollout is written over its source."""
+        apart = column.reshape(len(column), self.runs, self.envs, *column.shape[2:])
+        return np.ascontiguousarray(np.moveaxis(apart, 1, 0))
+
+    def _publish(self, rollouts: Rollouts, after: Callable[[np.ndarray], None], rows: np.ndarray) -> None:
+        after(rows)
+        if self.statistics is not None:
+            rollouts.load({"mean": self.statistics.mean, "var": self.statistics.var})
+
+    def _by_learner(
+        self, actor: ppo.GaussianActor, noise: np.ndarray, after: Callable[[np.ndarray], None]
+    ) -> tuple[np.ndarray, list[Finished]]:
+        """The same with every action chosen here."""
+        log = np.zeros(noise.shape[:2], self.pool.row_type)
+        finished = []
+        for rows, extra in zip(log, noise, strict=True):
+            rows["action"] = np.asarray(ppo.mean_fleet(actor, self.obs)).reshape(extra.shape) + extra
+            raw, reward, terminated, truncated, infos = self.pool.step(rows["action"])
+            rows["obs"], rows["final_obs"], rows["reward"] = raw, infos["final_obs"], reward
+            rows["terminated"], rows["truncated"] = terminated, truncated
+            after(rows)
             if "episode" in infos:
-                finished.append((np.flatnonzero(infos["_episode"]), infos["episode"]))
-        log_prob = ppo.log_prob_fleet(actor, obs, action)
-        return ppo.Rollout(obs, action, log_prob, reward, next_obs, terminated, done), _episodes(finished, self.envs)
+                finished.append(Finished(np.flatnonzero(infos["_episode"]), infos["episode"]))
+        return log, finished
 
 
-def _episodes(finished: list[tuple], envs: int) -> Episodes:
+def _episodes(finished: list[Finished], envs: int) -> Episodes:
     rows = np.concatenate([rows for rows, _ in finished]) if finished else np.zeros(0, int)
 
     def column(name: str) -> np.ndarray:
@@ -120,28 +196,37 @@ EVALUATION_SEED = 2**32  # added to a run's seed: evaluation never meets a train
 
 
 def evaluate(
-    actor: ppo.GaussianActor, pool: Pool, task: str, seeds: list[int], statistics: Statistics | None
+    actor: ppo.GaussianActor, player: Player, task: str, seeds: list[int], statistics: Statistics | None
 ) -> Episodes:
-    """One deterministic episode in each environment of `pool` (run-major), the same ones at every evaluation."""
-    runs = len(seeds)
-    envs = pool.num_envs // runs
+    """One deterministic episode in each environment of a pool (run-major), the same ones at every evaluation."""
+    pool = player.pool
     if pool.task != task:
         pool.switch(task)
     raw, _ = pool.reset(seed=[seed + EVALUATION_SEED for seed in seeds])
+    rollouts = player.follow(actor, statistics)
+    ended = _by_learner(actor, pool, raw, statistics) if rollouts is None else rollouts.run(pool.horizon, once=True)[1]
     left = np.ones(pool.num_envs, bool)
-    finished: list[tuple] = []
-    while left.any():
-        obs = raw.reshape(runs, envs, -1)
+    first: list[Finished] = []
+    for rows, episode in ended:
+        rows = rows[left[rows]]
+        left[rows] = False
+        first.append(Finished(rows, episode))
+    episodes = _episodes(first, pool.num_envs // len(seeds))
+    order = np.lexsort((episodes.env, episodes.run))
+    return Episodes(*(column[order] for column in episodes))
+
+
+def _by_learner(
+    actor: ppo.GaussianActor, pool: Pool, raw: np.ndarray, statistics: Statistics | None
+) -> Iterator[Finished]:
+    """As many steps as an episode can have, with every action chosen here."""
+    for _ in range(pool.horizon):
+        obs = raw.reshape(pool.num_runs, -1, raw.shape[-1])
         obs = obs.astype(np.float32) if statistics is None else statistics.normalise(obs)
         action = np.asarray(ppo.mean_fleet(actor, obs))
         raw, _, _, _, infos = pool.step(action.reshape(pool.num_envs, -1))
         if "episode" in infos:
-            rows = np.flatnonzero(infos["_episode"] & left)
-            finished.append((rows, infos["episode"]))
-            left[rows] = False
-    episodes = _episodes(finished, envs)
-    order = np.lexsort((episodes.env, episodes.run))
-    return Episodes(*(column[order] for column in episodes))
+            yield Finished(np.flatnonzero(infos["_episode"]), infos["episode"])
 
 
 def random_states(pool: Pool, count: int, seed: int = 0) -> np.ndarray:

@@ -19,6 +19,9 @@ class Boundary:
     """The KL-adaptive rate; the linear schedule always restarts with a task."""
     statistics: bool = True
     """Running mean and variance of the observations."""
+    mitigation: bool = True
+    """What methods know (ages and utilities of units, ...), unless parameters start anew; C-CHAIN forgets the task before in
+    any case."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,9 @@ class FleetConfig:
     """Iterations between checkpoints; there is always one at the end of a task."""
     wandb: str | None = None
     """Also send the metrics to this project of Weights & Biases; the package must be installed."""
+    overlap: bool | None = None
+    """Let one half of the runs collect while the other half learns; default: where a GPU learns and there are eight cores or
+    more. Results do not depend on it."""
     workers: int | None = None
     """Simulator processes; default: one less than cores, and below eight cores the learner steps a share itself. Results do
     not depend on it."""

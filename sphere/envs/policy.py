@@ -1,0 +1,141 @@
+"""A policy in plain numpy, for worker processes that choose their actions by themselves.
+
+Asking the learner for every action costs a round trip to its device, about a millisecond on a GPU, for a few microseconds of
+arithmetic; here a worker has the parameters in shared memory. Products are made of two rows at a time, whatever the number of
+rows: BLAS rounds by the shape of a product, and no environment's numbers may depend on which others its worker has.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+ROWS = 2
+"""Rows of a product. One would be another BLAS routine, more would be padding."""
+
+EPSILON, CLIP = 1e-8, 10.0
+"""Of observations that are normalised by running statistics."""
+
+
+class Spec(NamedTuple):
+    """What the parameters do not say."""
+
+    router: str
+    """none (one expert), "top-k", "deepseek" or "soft"."""
+    activation: str
+    top_k: int = 1
+    shared: int = 0
+    tokens: int = 1
+
+
+def normalised(obs: np.ndarray, mean: np.ndarray, var: np.ndarray) -> Float[np.ndarray, "... obs"]:
+    """As VecNormalize does it: in float64, clipped, then single precision."""
+    return np.clip((obs - mean) / np.sqrt(var + EPSILON), -CLIP, CLIP).astype(np.float32)
+
+
+def softmax(x: np.ndarray, axis: int = -1) -> np.ndarray:
+    e = np.exp(x - x.max(axis=axis, keepdims=True))
+    e /= e.sum(axis=axis, keepdims=True)
+    return e
+
+
+class Network:
+    """An MLP: layers of (kernel, bias, LayerNorm's scale and bias if it has them)."""
+
+    def __init__(self, arrays: Mapping[str, np.ndarray], name: str, activation: str) -> None:
+        self.relu = activation == "relu"
+        self.layers: list[tuple[np.ndarray, np.ndarray | None, np.ndarray | None, np.ndarray | None]] = []
+        while (place := f"{name}/{len(self.layers)}") + "/kernel" in arrays:
+            bias, scale, shift = (arrays.get(f"{place}/{part}") for part in ("bias", "scale", "shift"))
+            self.layers.append((arrays[f"{place}/kernel"], bias, scale, shift))
+
+    def __call__(self, x: Float[np.ndarray, "n inner"]) -> Float[np.ndarray, "n outer"]:
+        n = len(x)
+        tiles = np.zeros((-(-n // ROWS), ROWS, x.shape[1]), np.float32)
+        tiles.reshape(-1, x.shape[1])[:n] = x
+        last = len(self.layers) - 1
+        for i, (kernel, bias, scale, shift) in enumerate(self.layers):
+            tiles = tiles @ kernel
+            if bias is not None:
+                tiles += bias
+            if scale is not None:
+                tiles -= tiles.mean(axis=-1, keepdims=True)
+                tiles *= 1 / np.sqrt(np.square(tiles).mean(axis=-1, keepdims=True) + np.float32(1e-6))
+                tiles = scale * tiles + shift
+            if i < last:
+                tiles = np.maximum(tiles, 0, out=tiles) if self.relu else np.tanh(tiles, out=tiles)
+        return tiles.reshape(-1, tiles.shape[-1])[:n]
+
+
+class Actor:
+    """The mean action of one run's mixture (or single network)."""
+
+    def __init__(self, spec: Spec, arrays: Mapping[str, np.ndarray]) -> None:
+        self.spec, self.temperature = spec, arrays.get("temperature")
+        experts = {name: array for name, array in arrays.items() if name.startswith("experts/")}
+        number = len(next(iter(experts.values())))
+        self.experts = [
+            Network({name: array[e] for name, array in experts.items()}, "experts", spec.activation)
+            for e in range(number)
+        ]
+        self.gate = Network(arrays, "gate", spec.activation)
+        self.slots = arrays.get("slots")
+        routers: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+            "none": self.experts[0],
+            "top-k": self._top_k,
+            "deepseek": self._deepseek,
+            "soft": self._soft,
+        }
+        self.forward = routers[spec.router]
+
+    def _top_k(self, x: np.ndarray) -> np.ndarray:
+        logits = self.gate(x) / self.temperature
+        # stable: of equal logits the first expert, as in the learner
+        expert = np.argsort(-logits, axis=1, kind="stable")[:, : self.spec.top_k]
+        return self._mix(x, softmax(np.take_along_axis(logits, expert, axis=1)), expert)
+
+    def _deepseek(self, x: np.ndarray) -> np.ndarray:
+        probability = softmax(self.gate(x) / self.temperature)
+        expert = np.argsort(-probability, axis=1, kind="stable")[:, : self.spec.top_k]
+        weight = np.take_along_axis(probability, expert, axis=1)
+        on = np.tile(np.arange(self.spec.shared), (len(x), 1))
+        ones = np.ones(on.shape, np.float32)
+        return self._mix(x, np.concatenate([ones, weight], 1), np.concatenate([on, self.spec.shared + expert], 1))
+
+    def _mix(self, x: np.ndarray, weight: np.ndarray, expert: Int[np.ndarray, "n k"]) -> np.ndarray:
+        output: np.ndarray | None = None
+        for e in sorted(set(expert.ravel().tolist())):
+            row, slot = np.nonzero(expert == e)
+            y = weight[row, slot][:, None] * self.experts[e](x[row])
+            if output is None:
+                output = np.zeros((len(x), y.shape[1]), np.float32)
+            output[row] += y
+        assert output is not None  # K is at least one
+        return output
+
+    def _soft(self, x: np.ndarray) -> np.ndarray:
+        tokens = self.gate(x).reshape(len(x), self.spec.tokens, -1)
+        logits = tokens @ self.slots / self.temperature
+        inputs = softmax(logits, axis=1).swapaxes(1, 2) @ tokens
+        combine = softmax(logits, axis=2).mean(axis=1)
+        return sum(combine[:, e, None] * expert(inputs[:, e]) for e, expert in enumerate(self.experts))
+
+
+class Policy:
+    """The policies of all runs that a worker has environments of; `parts` names the run of each of its rows, in blocks."""
+
+    def __init__(self, spec: Spec, arrays: Mapping[str, np.ndarray], parts: Sequence[tuple[int, slice]]) -> None:
+        self.parts = []
+        for run, rows in parts:
+            own = {name: array[run] for name, array in arrays.items()}
+            self.parts.append((rows, own.get("mean"), own.get("var"), Actor(spec, own).forward))
+
+    def __call__(self, obs: Float[np.ndarray, "env obs"]) -> Float[np.ndarray, "env act"]:
+        means = []
+        for rows, mean, var, forward in self.parts:
+            x = obs[rows]
+            if mean is not None and var is not None:
+                x = normalised(x, mean, var)
+            means.append(forward(x))
+        return means[0] if len(means) == 1 else np.concatenate(means)

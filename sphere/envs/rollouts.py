@@ -1,0 +1,124 @@
+"""Rollouts of a pool whose workers choose the actions by themselves, from a policy that lies in shared memory.
+
+Nothing passes between learner and workers during a rollout, so no environment waits for another, and the learner's device is
+free for something else. With running statistics of the observations all environments of a run have to meet after every step;
+the actions are the workers' then too.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from sphere.envs.batch import Region
+from sphere.envs.policy import Spec
+from sphere.envs.pool import Pool
+
+CHUNK = 256
+"""Steps between two answers of a worker: so long a hang goes unnoticed, and so long the learner has for its own work."""
+
+
+class Finished(NamedTuple):
+    """Episodes that ended in one step: where, and the numbers of all environments (meaningful there)."""
+
+    rows: np.ndarray
+    episode: dict[str, np.ndarray]
+
+
+class Rollouts:
+    """Drives a pool by policies with the same shapes as `arrays` (each with a leading run axis)."""
+
+    def __init__(self, pool: Pool, spec: Spec, arrays: Mapping[str, np.ndarray]) -> None:
+        self.pool = pool
+        layout, end = [], 0
+        for name, array in arrays.items():
+            layout.append((name, array.shape, array.dtype.str, end))
+            end += -(-array.nbytes // 64) * 64  # each begins on a cache line of its own
+        region, memory = pool.share(end)
+        self.arrays = {name: np.ndarray(shape, dtype, memory, at) for name, shape, dtype, at in layout}
+        self.load(arrays)
+        envs = pool.num_envs // pool.num_runs
+        self._tell("load", lambda part: (spec, layout, region, list(_runs(part, envs))))
+        self.room: Region = (0, 0)  # for the rows of a rollout
+
+    def _tell(self, command: str, arguments: Callable[[slice], tuple]) -> None:
+        self.pool.begin(command, arguments)
+        self.pool.end()
+
+    def load(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Other values for some or all of the arrays: the next step uses them."""
+        for name, array in arrays.items():
+            self.arrays[name][...] = array
+
+    def run(
+        self,
+        steps: int,
+        noise: np.ndarray | None = None,
+        once: bool = False,
+        after: Callable[[np.ndarray], None] | None = None,
+    ) -> tuple[np.ndarray, list[Finished]]:
+        """`steps` steps everywhere: their rows [time, env] (see `sphere.envs.batch.record`; to be copied before the next
+        rollout) and the episodes that ended.
+
+        noise [time, env, act] is added to the actions; `once`: stop where every environment has ended an episode (rows
+        after that mean nothing); `after` gets the rows of every step, and may `load`, before the next one begins.
+        """
+        log = self._log(steps)
+        log["action"] = 0 if noise is None else noise
+        if once:
+            log["terminated"] = log["truncated"] = False  # rows that are never written end no episode
+        self._tell("follow", lambda part: (self.region,))
+        try:
+            finished = self._freely(log, once) if after is None else self._together(log, after)
+        finally:
+            if not self.pool.closed:
+                self._tell("follow", lambda part: (None,))
+        return log, finished
+
+    def _log(self, steps: int) -> np.ndarray:
+        dtype = self.pool.row_type
+        size = steps * self.pool.num_envs * dtype.itemsize
+        if size > self.room[1]:
+            self.room, self.memory = self.pool.share(size)
+        self.region = (self.room[0], size)
+        return np.frombuffer(self.memory, dtype, steps * self.pool.num_envs).reshape(steps, -1)
+
+    def _freely(self, log: np.ndarray, once: bool) -> list[Finished]:
+        """In pieces; while the workers are at one, the learner does the accounts of the piece before."""
+        finished: list[Finished] = []
+        before = log[:0]
+        for first in range(0, len(log), CHUNK):
+            piece = log[first : first + CHUNK]
+            self.pool.begin("rollout", partial(_piece, len(piece), once))
+            finished += self._accounts(before)
+            self.pool.end()
+            before = piece
+        return finished + list(self._accounts(before))
+
+    def _together(self, log: np.ndarray, after: Callable[[np.ndarray], None]) -> list[Finished]:
+        finished: list[Finished] = []
+        for rows in log:
+            self.pool.move()
+            finished += self._accounts(rows[None])
+            after(rows)
+        return finished
+
+    def _accounts(self, piece: np.ndarray) -> Iterator[Finished]:
+        reward, success = piece["reward"].copy(), piece["success"].copy()
+        done = piece["terminated"] | piece["truncated"]
+        for t in range(len(piece)):
+            episode = self.pool.account(reward[t], done[t], success[t])
+            if episode is not None:
+                yield Finished(np.flatnonzero(done[t]), episode)
+
+
+def _piece(steps: int, once: bool, part: slice) -> tuple[int, bool]:
+    return steps, once
+
+
+def _runs(part: slice, envs: int) -> Iterator[tuple[int, slice]]:
+    """Which rows of a worker's part belong to which run."""
+    for run in range(part.start // envs, (part.stop - 1) // envs + 1):
+        first, last = max(part.start, run * envs), min(part.stop, (run + 1) * envs)
+        yield run, slice(first - part.start, last - part.start)

@@ -1,0 +1,109 @@
+"""Runs of a fleet that collect together and learn together: their simulators, networks and what they carry along."""
+
+import dataclasses
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sphere import envs
+from sphere.algos import ppo
+from sphere.runs.rollout import Collector, Episodes, Statistics
+from sphere.runs.settings import Boundary, FleetConfig
+
+
+def task_name(task: str) -> str:
+    return task.split("/", 1)[1]
+
+
+class Group:
+    """The state of some runs between iterations, and the steps that move it."""
+
+    def __init__(self, config: FleetConfig, program: ppo.PPOConfig, runs: Sequence[tuple[int, float]]):
+        self.config, self.program = config, program
+        run_seeds = [seed for seed, _ in runs]
+        self.seeds = np.array(run_seeds, np.uint32)
+        rates = (config.ppo.learning_rate, config.ppo.final_learning_rate)
+        self.hyper = ppo.Hyper(
+            jnp.asarray([rho for _, rho in runs], jnp.float32),
+            *(jnp.full(len(runs), rate, jnp.float32) for rate in rates),
+        )
+        make = partial(envs.make, config.tasks[0], workers=config.workers, **config.simulator.given())
+        self.pool = make(num_envs=config.ppo.num_envs, seed=run_seeds)
+        self.obs_size = self.pool.single_observation_space.shape[0]
+        self.act_size = self.pool.single_action_space.shape[0]
+        self.collector = Collector(self.pool, self.seeds, self._no_statistics())
+        self.state = self._fresh()
+        count = min(config.evaluation.heldout, config.iteration_steps)
+        self.online = np.zeros((len(runs), count, self.obs_size), np.float32)
+
+    def _fresh(self) -> ppo.PPOState:
+        return ppo.init_fleet(self.program, self.obs_size, self.act_size, self.seeds)
+
+    def _no_statistics(self) -> Statistics | None:
+        return Statistics.fresh(len(self.seeds), self.obs_size) if self.config.normalise_observations else None
+
+    def enter(self, task: str, boundary: Boundary | None) -> None:
+        """Let the simulators begin a task. `boundary`: what is kept of the task before; None: there was none."""
+        if boundary is None:
+            raw, _ = self.pool.reset()
+        else:
+            self._cross(boundary)
+            raw, _ = self.pool.switch(task_name(task))
+        self.collector.see(raw)
+
+    def _cross(self, keep: Boundary) -> None:
+        old, fresh = self.state, self._fresh()
+        self.state = ppo.PPOState(
+            old.actor if keep.parameters else fresh.actor,
+            old.critic if keep.parameters else fresh.critic,
+            old.actor_moments if keep.optimiser else fresh.actor_moments,
+            old.critic_moments if keep.optimiser else fresh.critic_moments,
+            old.rate if keep.learning_rate else fresh.rate,
+            old.mitigation,
+        )
+        # what a method knows of parameters that are gone is of no use
+        kept = keep.mitigation and keep.parameters
+        self.state = ppo.begin_task_fleet(self.program, self.state, self.seeds, kept)
+        if not keep.statistics:
+            self.collector.statistics = self._no_statistics()
+
+    @property
+    def actor(self) -> ppo.GaussianActor:
+        """The networks as they act."""
+        return ppo.acting_fleet(self.program, self.state)
+
+    def advance(self, iteration: int, progress: float) -> tuple[ppo.Metrics, Episodes]:
+        """Collect, and begin to learn: on a GPU the metrics, and the networks, are still in the making when this returns."""
+        rollout, episodes = self.collector.collect(self.actor, self.program.rollout_steps, iteration)
+        self.online = self._sample(rollout.obs)
+        self.state, metrics = ppo.update_fleet(
+            self.program, self.state, self.hyper, rollout, self.seeds, np.int32(iteration), np.float32(progress)
+        )
+        return metrics, episodes
+
+    def _sample(self, obs: np.ndarray) -> np.ndarray:
+        """States of the last rollout, evenly spread, for diagnostics on experience as it is met."""
+        flat = obs.reshape(obs.shape[0], -1, obs.shape[-1])
+        return flat[:, np.linspace(0, flat.shape[1] - 1, self.online.shape[1]).astype(int)]
+
+    def tree(self) -> dict[str, Any]:
+        """All that the future depends on, every array with rows by run or by environment."""
+        statistics = self.collector.statistics
+        return {
+            "state": jax.device_get(self.state),
+            "statistics": {} if statistics is None else statistics.state(),
+            "pool": self.pool.get_state(),
+            "obs": self.collector.obs,
+            "online": self.online,
+        }
+
+    def restore(self, tree: dict[str, Any]) -> None:
+        self.pool.set_state(tree["pool"])
+        self.state = jax.tree.map(jnp.asarray, tree["state"])
+        self.collector.obs, self.online = tree["obs"], tree["online"]
+        if self.collector.statistics is not None:
+            self.collector.statistics = dataclasses.replace(self.collector.statistics, **tree["statistics"])
