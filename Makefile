@@ -15,6 +15,8 @@ $(READY): pyproject.toml
 	@test -x $(RUN) || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) (once; a minute or two)"
 	@$(RUN) -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -y -qq chromium; } >/dev/null 2>&1 \
+	  || echo "no browser: tests of the report in one are skipped (as root: apt-get install -y chromium)"
 	@touch $@
 
 test: $(READY)

@@ -12,8 +12,8 @@ function node(name, attributes, parent, text) {
   return made;
 }
 
-const colour = (method) => `var(--method-${method % 8})`;
-const dash = (method) => DASHES[method % 8];
+const colour = (one) => `var(--method-${one.colour})`;
+const dash = (one) => DASHES[one.colour];
 
 function spell(value) {
   if (value === null || value === undefined) return "–";
@@ -124,12 +124,12 @@ function drawLines(box, spec) {
   const legend = box.closest("figure").querySelector(".numbers");
   if (legend) legend.hidden = full;
   const plot = node("g", { "clip-path": `url(#${clip})` }, svg);
-  for (const one of series) if (one.count > 1) node("path", { d: areas(one, x, y, spec.breaks), fill: colour(one.method), class: "band" }, plot);
+  for (const one of series) if (one.count > 1) node("path", { d: areas(one, x, y, spec.breaks), fill: colour(one), class: "band" }, plot);
   for (const one of series) {
-    if (spec.single) for (const run of one.runs) node("path", { d: path(one, run.values, x, y, spec.breaks), stroke: colour(one.method), class: "run" }, plot);
-    node("path", { d: path(one, one.mean, x, y, spec.breaks), stroke: colour(one.method), "stroke-dasharray": dash(one.method), class: "mean" }, plot);
+    if (spec.single) for (const run of one.runs) node("path", { d: path(one, run.values, x, y, spec.breaks), stroke: colour(one), class: "run" }, plot);
+    node("path", { d: path(one, one.mean, x, y, spec.breaks), stroke: colour(one), "stroke-dasharray": dash(one), class: "mean" }, plot);
     const lonely = one.step.length === 1 || (spec.breaks && one.task.every((task, i) => i === 0 || task !== one.task[i - 1]));
-    if (lonely) one.step.forEach((step, i) => node("circle", { cx: x(step), cy: y(one.mean[i]), r: 3, fill: colour(one.method) }, plot));
+    if (lonely) one.step.forEach((step, i) => node("circle", { cx: x(step), cy: y(one.mean[i]), r: 3, fill: colour(one) }, plot));
   }
   reading(box, svg, spec, { x, y, edge, width, height, inner, tall, range, whole, plot });
 }
@@ -172,9 +172,9 @@ function reading(box, svg, spec, { x, y, edge, width, height, inner, tall, range
     for (const one of spec.series) {
       const i = one.step.indexOf(step);
       if (i < 0) continue;
-      node("circle", { cx: x(step), cy: y(one.mean[i]), r: 3.5, fill: colour(one.method) }, dots);
+      node("circle", { cx: x(step), cy: y(one.mean[i]), r: 3.5, fill: colour(one) }, dots);
       const row = document.createElement("div"), key = document.createElement("i");
-      key.style.background = colour(one.method);
+      key.style.background = colour(one);
       const more = one.count > 1 ? ` (${spell(one.low[i])} to ${spell(one.high[i])})` : "";
       row.append(key, `${spec.methods[one.method]} `, Object.assign(document.createElement("b"), { textContent: spell(one.mean[i]) }), more);
       tip.append(row);
@@ -185,10 +185,10 @@ function reading(box, svg, spec, { x, y, edge, width, height, inner, tall, range
     tip.style.top = `${edge.top}px`;
   }
   function quiet() { cross.setAttribute("visibility", "hidden"); dots.textContent = ""; tip.hidden = true; }
-  function zoom(to) {
+  function zoom(to, byKey) {
     box.zoom = to && to[1] - to[0] >= whole[1] / 200 ? [Math.max(to[0], whole[0]), Math.min(to[1], whole[1])] : null;
     drawLines(box, spec);
-    box.querySelector("svg").focus({ preventScroll: true });
+    if (byKey) box.querySelector("svg").focus({ preventScroll: true });
   }
   const place = (event) => Math.max(edge.left, Math.min(width - edge.right, ((event.clientX - svg.getBoundingClientRect().left) * width) / svg.getBoundingClientRect().width));
   const stepAt = (px) => range[0] + ((px - edge.left) / inner) * (range[1] - range[0]);
@@ -214,8 +214,8 @@ function reading(box, svg, spec, { x, y, edge, width, height, inner, tall, range
     const centre = all[at] ?? (range[0] + range[1]) / 2, half = (range[1] - range[0]) / 2;
     const keys = {
       ArrowRight: () => read(at + 1), ArrowLeft: () => read(at - 1), Home: () => read(0), End: () => read(all.length - 1),
-      "+": () => zoom([centre - half / 2, centre + half / 2]), "-": () => zoom(half * 4 >= whole[1] ? null : [centre - half * 2, centre + half * 2]),
-      Escape: () => (box.zoom ? zoom(null) : quiet()),
+      "+": () => zoom([centre - half / 2, centre + half / 2], true), "-": () => zoom(half * 4 >= whole[1] ? null : [centre - half * 2, centre + half * 2], true),
+      Escape: () => (box.zoom ? zoom(null, true) : quiet()),
     };
     if (keys[event.key]) { event.preventDefault(); keys[event.key](); }
   });
@@ -253,9 +253,9 @@ function drawBars(box, spec) {
         (one.paper === null ? "" : `; paper ${spell(one.paper)}`);
       const group = node("g", {}, svg);
       node("title", {}, group, tip);
-      node("rect", { class: protocol === "rl" && spec.protocols.length > 1 ? "bar light" : "bar", x: x(0), y, width: Math.max(x(one.mean) - x(0), 1), height: bar, rx: 2, fill: colour(method) }, group);
+      node("rect", { class: protocol === "rl" && spec.protocols.length > 1 ? "bar light" : "bar", x: x(0), y, width: Math.max(x(one.mean) - x(0), 1), height: bar, rx: 2, fill: colour(one) }, group);
       if (one.low !== null) node("path", { class: "whisker", d: `M${x(one.low)} ${middle}H${x(one.high)}M${x(one.low)} ${middle - 4}v8M${x(one.high)} ${middle - 4}v8` }, group);
-      one.runs.forEach((value, i) => node("circle", { class: "dot", cx: x(value), cy: middle + ((i % 3) - 1) * 3.5, r: 2.4, stroke: colour(method) }, group));
+      one.runs.forEach((value, i) => node("circle", { class: "dot", cx: x(value), cy: middle + ((i % 3) - 1) * 3.5, r: 2.4, stroke: colour(one) }, group));
       if (one.paper !== null) node("path", { class: "paper", d: `M${x(one.paper)} ${y - 2}l4.5 ${bar / 2 + 2}l-4.5 ${bar / 2 + 2}l-4.5 ${-bar / 2 - 2}Z` }, group);
       node("text", { class: "value", x: width - edge.right + 14, y: middle + 4 }, group, spell(one.mean));
     });

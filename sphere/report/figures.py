@@ -72,7 +72,7 @@ def _figures(comparison: Comparison) -> dict[str, Any]:
 
 
 def _colour(comparison: Comparison, method: str) -> tuple[str, Any]:
-    place = comparison.methods.index(method) % len(COLOURS)
+    place = comparison.colour(method)
     return COLOURS[place], DASHES[place]
 
 
@@ -239,6 +239,7 @@ def tsne_panels(panels: Mapping[str, Mapping[str, np.ndarray]], seed: int = 0) -
 
     try:
         from sklearn.manifold import TSNE  # type: ignore[import-untyped]
+        from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
     except ImportError as error:
         raise ValueError("t-SNE needs scikit-learn: pip install scikit-learn") from error
     columns = list(dict.fromkeys(name for snapshots in panels.values() for name in snapshots))
@@ -251,7 +252,11 @@ def tsne_panels(panels: Mapping[str, Mapping[str, np.ndarray]], seed: int = 0) -
                 axis.set_title(name, fontsize=9)
             if name in snapshots:
                 phi = np.asarray(snapshots[name], float)
-                near = TSNE(perplexity=min(30, (len(phi) - 1) / 3), init="random", random_state=seed).fit_transform(phi)
+                with threadpool_limits(
+                    1
+                ):  # its threads wait for one another by spinning, which a busy machine pays for
+                    embedding = TSNE(perplexity=min(30, (len(phi) - 1) / 3), init="random", random_state=seed)
+                    near = embedding.fit_transform(phi)
                 axis.scatter(*near.T, c=dominant_direction(phi), cmap="tab10", vmin=0, vmax=9, s=4)
         axes[row, 0].set_ylabel(method)
     return figure

@@ -55,6 +55,7 @@ def _bars(comparison: Comparison) -> list[dict[str, Any]]:
     return [
         {
             "method": comparison.methods.index(one.method),
+            "colour": comparison.colour(one.method),
             "protocol": one.protocol,
             "mean": one.mean.value,
             "low": one.mean.low,
@@ -72,15 +73,18 @@ def _curves(comparison: Comparison, protocol: str) -> dict[str, list[dict[str, A
     names = metrics([run for _, runs in groups for run in runs])
     found = {name: [(m, band(runs, name)) for m, runs in groups] for name in names}
     return {
-        name: [_series(comparison.methods.index(m), one) for m, one in bands if one is not None]
+        name: [
+            {"method": comparison.methods.index(m), "colour": comparison.colour(m), **_series(one)}
+            for m, one in bands
+            if one is not None
+        ]
         for name, bands in found.items()
     }
 
 
-def _series(method: int, one: Band) -> dict[str, Any]:
+def _series(one: Band) -> dict[str, Any]:
     runs = one.runs if len(one.runs) <= MOST_RUNS else ()
     return {
-        "method": method,
         "step": one.step,
         "task": one.task,
         "mean": one.mean,

@@ -12,6 +12,7 @@ NAMES = {"metaworld": "MetaWorld", "humanoidbench": "HumanoidBench", "probe": "P
 PROTOCOLS = {"crl": "CRL: one agent through all tasks", "rl": "RL: every task from scratch"}
 RE_K = Markup("<b>r<sub>e</sub>(K)</b>")
 RANKS = {"heldout/ntk_rank": " on held-out states", "online/ntk_rank": " on states of the last rollout"}
+MOST_CARDS = 8
 BARS = (
     "Success right after each task's own training, averaged over tasks. Whiskers: 95% bootstrap interval over runs; "
     "circles: single runs; open diamonds: the paper."
@@ -31,8 +32,8 @@ def named(metric: str) -> Markup:
     return element("b", Markup(words))
 
 
-def key(method: int, tag: str = "i") -> Markup:
-    return element(tag, class_="key", style=f"background:var(--method-{method % 8})")
+def key(colour: int) -> Markup:
+    return element("i", class_="key", style=f"background:var(--method-{colour})")
 
 
 def section(comparison: Comparison, index: int) -> Markup:
@@ -72,7 +73,7 @@ def headline(comparison: Comparison) -> Markup:
     counts = [plural(len(comparison.methods), "method"), plural(len(comparison.tasks), "task"), plural(runs, "run")]
     text = ", ".join(counts) + (", all finished. " if done == runs else f", {done} of them finished. ")
     versus = [one for one in against(comparison) if one.protocol == comparison.protocols[-1]]
-    for one in [one for one in versus if one.method.startswith("SPHERE")][:2] or versus[:2]:
+    for one in [one for one in versus if one.method.startswith("SPHERE")][:1] or versus[:2]:
         sure = "" if math.isnan(one.ratio.low) else f" (95%: {digits(one.ratio.low)} to {digits(one.ratio.high)})"
         text += (
             f"Under {one.protocol.upper()}, {one.method} reaches {digits(one.ratio.value)} times the success of "
@@ -90,16 +91,18 @@ def headline(comparison: Comparison) -> Markup:
 
 
 def cards(comparison: Comparison) -> Markup:
-    """One per method and protocol: the average and how sure it is."""
-    found = []
-    for one in averages(comparison):
+    """One per method and protocol, or with many methods of the continual protocol only: the average and how sure it is."""
+    found, every = [], averages(comparison)
+    for one in (
+        every if len(every) <= MOST_CARDS else [one for one in every if one.protocol == comparison.protocols[-1]]
+    ):
         more = [plural(one.runs, "run")]
         if not math.isnan(one.mean.low):
             more.insert(0, f"{digits(one.mean.low)} to {digits(one.mean.high)} (95%)")
         if one.paper:
             more.append(f"paper {Measured(*one.paper).text()}")
         lines = [joined(*([Markup("<br>")] if place else []), line) for place, line in enumerate(more)]
-        who = [key(comparison.methods.index(one.method)), one.method, element("span", one.protocol.upper())]
+        who = [key(comparison.colour(one.method)), one.method, element("span", one.protocol.upper())]
         number = [f"{digits(one.mean.value)} ", element("small", f"± {one.std:.2f}")]
         found.append(
             element(
@@ -119,7 +122,7 @@ def controls(comparison: Comparison) -> Markup:
         for p in comparison.protocols
     ]
     methods = [
-        element("button", key(i, "span"), name, type="button", data_method=i, aria_pressed="true")
+        element("button", key(comparison.colour(name)), name, type="button", data_method=i, aria_pressed="true")
         for i, name in enumerate(comparison.methods)
     ]
     return element(

@@ -14,6 +14,7 @@ ORDER = (
     *("PPO", "PPO(10x)", "Top-K MoE", "Dense-MoE", "DS-MoE", "SoftMoE", "Expert-choice routing", "LN"),
     *("PW", "C-CHAIN", "CBP", "ReDo", "SPHERE"),
 )
+FIXED = {"Top-K MoE": 0, "SPHERE": 1}
 BASELINES = ("Top-K MoE", "PPO")
 PROTOCOLS = ("rl", "crl")
 
@@ -37,6 +38,11 @@ class Comparison:
         """Every (method, protocol) that has runs."""
         every = [(m, p, self.group(m, p)) for m in self.methods for p in PROTOCOLS]
         return [(m, p, runs) for m, p, runs in every if runs]
+
+    def colour(self, method: str) -> int:
+        """Its place among eight colours: always the same for the two methods that every report is about."""
+        others = [name for name in self.methods if name not in FIXED]
+        return FIXED[method] if method in FIXED else 2 + others.index(method) % 6
 
     @property
     def protocols(self) -> list[str]:

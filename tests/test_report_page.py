@@ -1,0 +1,398 @@
+"""The report in a real browser, and what a name in a run directory cannot do to it."""
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_runs import TASKS, settings, write_comparison, write_run
+
+from sphere.report.figures import dominant_direction, save, tsne_panels, write_figures
+from sphere.report.load import load
+from sphere.report.page import render, write_report
+from sphere.report.summary import comparisons
+from sphere.report.watch import Page, server, watch
+
+ROOT = Path(__file__).resolve().parents[1]
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+needs_browser = pytest.mark.skipif(
+    CHROMIUM is None, reason="no browser on this machine; as root: apt-get install -y chromium"
+)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two methods under both protocols, and a third that is still going."""
+    root = write_comparison(tmp_path_factory.mktemp("runs"))
+    dense = {"ppo__actor": {"kind": "mlp"}}
+    write_run(root / "crl" / "dense", settings(protocol="crl", **dense), stop_at=4000)
+    (root / "foreign").mkdir()
+    (root / "foreign" / "config.json").write_text("{}")
+    return root
+
+
+@pytest.fixture(scope="module")
+def report(runs, tmp_path_factory):
+    out = tmp_path_factory.mktemp("report")
+    write_report([runs], out, figures=False)
+    return out
+
+
+# Without a browser
+
+
+class Parts(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.tags: list[tuple[str, dict]] = []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+
+def parse(text: str) -> list[tuple[str, dict]]:
+    parts = Parts()
+    parts.feed(text)
+    return parts.tags
+
+
+def test_the_page_needs_nothing_from_elsewhere(report):
+    tags = parse((report / "index.html").read_text())
+    for tag, attributes in tags:
+        assert tag not in ("iframe", "object", "embed", "img", "form")
+        assert "src" not in attributes
+        assert not attributes.get("href", "").startswith(("http", "//"))
+        assert not [name for name in attributes if name.startswith("on")]
+
+
+def test_every_part_is_there(report):
+    text = (report / "index.html").read_text()
+    headings = [re.sub("<[^>]+>", "", found) for found in re.findall(r"<h[123]>(.*?)</h[123]>", text)]
+    assert headings == [
+        *("Plasticity report", "MetaWorld", "Average success", "Task by task", "Learning curves"),
+        *("Spectral plasticity", "Router health", "Diagnostics", "Retention", "Continual World", "t-SNE of features"),
+        *("Runs, settings, versions", "Left out", "How the numbers are made"),
+    ]
+    assert "ppo.actor.experts" in text  # settings
+    assert "874834bde0640a5e51cbf0530d345cfc16112c83" in text  # versions
+    assert "0.98 ± 0.04" in text  # the paper's number for hammer
+    assert "foreign was skipped" in text
+
+
+def test_tables_lie_beside_the_page(report):
+    for name in ("averages", "against", "continual", "crl-tasks", "rl-tasks", "crl-diagnostics"):
+        for form in ("txt", "md", "tex", "csv"):
+            assert (report / "tables" / f"metaworld-{name}.{form}").stat().st_size > 0
+
+
+EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
+
+
+def test_no_name_becomes_markup(tmp_path):
+    """In tasks, settings, versions, metrics and directories alike."""
+    tasks = [f"suite/{EVIL}", "suite/b"]
+    config = settings(tasks=tasks) | {"note": EVIL, EVIL: 1}
+    path = write_run(tmp_path / "<b>bold<b> & 'quoted'", config)
+    (path / "environment.json").write_text(json.dumps({EVIL: EVIL}))
+    text = (path / "metrics.jsonl").read_text()
+    (path / "metrics.jsonl").write_text(text.replace("heldout/dormant_ratio", "heldout/<script>alert(3)</script>"))
+    tags = parse(render(load([tmp_path])))
+    assert sum(tag == "script" for tag, _ in tags) == 2
+    assert not [tag for tag, _ in tags if tag == "img"]
+    assert not [attributes for _, attributes in tags if "onerror" in attributes]
+
+
+def test_a_directory_whose_name_is_no_text(tmp_path):
+    path = write_run(tmp_path / "x", settings())
+    os.rename(path, os.fsencode(tmp_path) + b"/\xff\xfe")
+    write_report([tmp_path], tmp_path / "report", figures=False)
+    assert "\\udcff" in (tmp_path / "report" / "index.html").read_text()
+
+
+def test_a_report_cannot_replace_a_file(tmp_path, runs):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ValueError, match="is a file"):
+        write_report([runs], tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_runs_without_any_evaluation_make_a_page_too(tmp_path):
+    write_run(tmp_path / "x", settings(), stop_at=0)
+    text = render(load([tmp_path]))
+    assert "No run has finished" in text
+
+
+def test_the_command_line(runs, tmp_path):
+    command = [sys.executable, "-m", "sphere", "report", str(runs), "-o", str(tmp_path / "out"), "--no-figures"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "13 runs" in done.stdout
+    assert "foreign was skipped" in done.stderr
+    assert (tmp_path / "out" / "index.html").exists()
+    wrong = subprocess.run([*command[:4], str(tmp_path / "no")], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert wrong.returncode == 1
+    assert "does not exist" in wrong.stderr
+    assert "Traceback" not in wrong.stderr
+
+
+# Figures
+
+
+def test_figures_come_in_three_forms_and_do_not_depend_on_the_clock(tmp_path):
+    write_run(tmp_path / "runs" / "a", settings(tasks=list(TASKS[:2])))
+    (comparison,) = comparisons(load([tmp_path / "runs"]))
+    first = write_figures(comparison, tmp_path / "one")
+    names = {path.stem for path in first}
+    assert names == {
+        "success-bars",
+        "learning-curves-crl",
+        "ntk-rank-crl",
+        "router-crl",
+        "diagnostics-crl",
+        "retention",
+    }
+    assert {path.suffix for path in first} == {".svg", ".pdf", ".png"}
+    assert all(path.stat().st_size > 1000 for path in first)
+    again = {path.name: path for path in write_figures(comparison, tmp_path / "two")}
+    for path in first:
+        assert path.read_bytes() == again[path.name].read_bytes(), path.name
+
+
+def test_tsne_panels_from_features(tmp_path):
+    rng = np.random.default_rng(0)
+    phi = np.concatenate([rng.normal(size=(20, 1)) * np.eye(6)[axis] * (3 - axis) for axis in range(3)])
+    direction = dominant_direction(phi)
+    assert [len(set(direction[20 * k : 20 * k + 20])) for k in range(3)] == [1, 1, 1]
+    assert len(set(direction)) == 3
+    panels = {"Top-K MoE": {"start": phi[::2]}, "SPHERE": {"start": phi[::2]}}
+    files = save(tsne_panels(panels), tmp_path / "tsne")
+    assert [file.exists() for file in files] == [True] * 3
+
+
+# Live
+
+
+@pytest.fixture
+def live(tmp_path):
+    """A server on a free port over a directory with one run."""
+    write_run(tmp_path / "runs" / "a", settings(), stop_at=2000)
+    (tmp_path / "secret").write_text("not served")
+    serving = server(Page([tmp_path / "runs"]), "127.0.0.1", 0)
+    thread = threading.Thread(target=serving.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield tmp_path / "runs", f"http://127.0.0.1:{serving.server_address[1]}"
+    finally:
+        serving.shutdown()
+        thread.join()
+        serving.server_close()
+
+
+def get(url: str, **headers: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_the_page_is_served_and_its_version_follows_the_records(live):
+    path, url = live
+    status, text = get(url + "/")
+    assert status == 200
+    shown = re.search(r'data-version="(\w+)"', text)
+    assert shown is not None
+    assert get(url + "/version") == (200, shown[1])
+    with (path / "a" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3000, "task": "metaworld/hammer", "task_index": 0, "wall": 1.0}\n')
+    assert get(url + "/version")[1] != shown[1]
+    assert "3,000" in get(url + "/")[1]
+
+
+@pytest.mark.parametrize(
+    "path", ["/../secret", "/secret", "/a/config.json", "//etc/passwd", "/%2e%2e/secret", "/index.html/.."]
+)
+def test_nothing_but_the_page_is_served(live, path):
+    status, text = get(live[1] + path)
+    assert status == 404
+    assert "not served" not in text
+
+
+def test_another_name_for_this_machine_is_refused(live):
+    assert get(live[1] + "/", Host="evil.example:80")[0] == 403
+    assert get(live[1] + "/", Host="localhost:80")[0] == 200
+
+
+def test_it_listens_on_this_machine_only(live):
+    port = int(live[1].rsplit(":", 1)[1])
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        # 127.0.0.2 is this machine too, but not the address that was asked for
+        assert probe.connect_ex(("127.0.0.2", port)) != 0
+
+
+def test_what_cannot_be_watched_is_said(tmp_path, live):
+    with pytest.raises(ValueError, match="no directory"):
+        watch([tmp_path / "nowhere"])
+    port = int(live[1].rsplit(":", 1)[1])
+    with pytest.raises(OSError, match="choose another --port"):
+        watch([tmp_path], port=port)
+
+
+def test_a_directory_without_runs_yet_can_be_watched(tmp_path):
+    page = Page([tmp_path])
+    assert b"Nothing to show yet" in page.html()
+    write_run(tmp_path / "a", settings())
+    assert b"Plasticity report" in page.html()
+
+
+# In a browser
+
+
+@pytest.fixture(scope="module")
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api", reason="no playwright; pip install -e '.[dev]'")
+    with playwright.sync_playwright() as started:
+        found = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def browser_page(opened, tmp_path):
+    """Text as a page."""
+
+    def at(width: int, text: str):
+        (tmp_path / "page.html").write_text(text)
+        return opened(width, url=(tmp_path / "page.html").as_uri())
+
+    return at
+
+
+@pytest.fixture
+def opened(browser, report):
+    """Open the page at a width; what it complains about is collected and must be nothing."""
+    contexts, complaints = [], []
+
+    def at(width: int, scheme: str = "light", url: str = ""):
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        contexts.append(context)
+        page = context.new_page()
+        address = url or (report / "index.html").as_uri()
+        own = address.rsplit("/", 1)[0]
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("request", lambda asked: asked.url.startswith((own, "data:")) or complaints.append(asked.url))
+        page.goto(address)
+        page.wait_for_selector("html[data-drawn]")
+        return page
+
+    yield at
+    for context in contexts:
+        context.close()
+    assert not complaints
+
+
+# Of every chart in view: plots without a drawing, labels that leave their drawing, labels that lie over one another
+EMPTY = """[...document.querySelectorAll('.plot')].filter(plot => plot.offsetParent && !plot.querySelector('svg'))
+  .map(plot => plot.dataset.title)"""
+DRAWINGS = "[...document.querySelectorAll('svg')].filter(svg => svg.getBoundingClientRect().width)"
+CUT = f"""{DRAWINGS}.flatMap(svg => {{
+  const box = svg.getBoundingClientRect();
+  return [...svg.querySelectorAll('text')].filter(text => {{
+    const r = text.getBoundingClientRect();
+    return r.left < box.left - 1 || r.right > box.right + 1 || r.top < box.top - 1 || r.bottom > box.bottom + 1;
+  }}).map(text => text.textContent);
+}})"""
+OVER = f"""{DRAWINGS}.flatMap(svg => {{
+  const labels = [...svg.querySelectorAll('text')].map(text => [text.textContent, text.getBoundingClientRect()]);
+  const meet = (r, q) => r.left < q.right - 1 && q.left < r.right - 1 && r.top < q.bottom - 2 && q.top < r.bottom - 2;
+  return labels.flatMap(([a, r], i) => labels.slice(i + 1).filter(([_, q]) => meet(r, q)).map(([b]) => a + ' over ' + b));
+}})"""
+
+
+@needs_browser
+@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_figure_is_drawn_and_nothing_is_wider_than_the_page(opened, width, scheme):
+    page = opened(width, scheme)
+    for protocol in ("CRL", "RL"):
+        page.get_by_role("button", name=protocol, exact=True).click()
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        assert page.locator(".plot svg").count() >= 10
+        for fault in (EMPTY, CUT, OVER):
+            assert page.evaluate(fault) == []
+
+
+@needs_browser
+@pytest.mark.parametrize("width", [1280, 400])
+def test_many_methods_and_tasks_have_room(browser_page, tmp_path, width):
+    """Ten tasks, eight methods with long names, forty experts."""
+    tasks = [f"metaworld/a-rather-long-task-name-{index}" for index in range(10)]
+    for index in range(8):
+        changes = {"ppo__learning_rate": 10.0**-index, "ppo__actor__experts": 40}
+        write_run(tmp_path / f"run-{index}", settings(rho=0.1, tasks=tasks, **changes))
+    page = browser_page(width, render(load([tmp_path])))
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    for fault in (EMPTY, CUT, OVER):
+        assert page.evaluate(fault) == []
+
+
+@needs_browser
+def test_hovering_and_keys_read_values_and_zoom(opened):
+    page = opened(1280)
+    plot = page.locator(".plot[data-metric='evaluation/success_at_end']")
+    plot.scroll_into_view_if_needed()
+    plot.locator("svg").hover(position={"x": 300, "y": 100})
+    assert "Top-K MoE" in plot.locator(".tip").inner_text()
+    plot.locator("svg").focus()
+    page.keyboard.press("Home")
+    assert "1,000 steps" in plot.locator(".tip").inner_text()
+    page.keyboard.press("ArrowRight")
+    assert "2,000 steps" in plot.locator(".tip").inner_text()
+    assert "0.50" in plot.locator(".tip").inner_text()
+    page.keyboard.press("+")
+    assert plot.locator(".reset").count() == 1
+    page.keyboard.press("Escape")
+    assert plot.locator(".reset").count() == 0
+    box = plot.locator("svg").bounding_box()
+    page.mouse.move(box["x"] + 200, box["y"] + 100)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 500, box["y"] + 100, steps=5)
+    page.mouse.up()
+    plot.locator(".reset").click()
+    assert plot.locator(".reset").count() == 0
+
+
+@needs_browser
+def test_methods_can_be_hidden_and_the_choice_stays(opened):
+    page = opened(1280)
+    lines = page.locator(".plot[data-metric='heldout/ntk_rank'] path.mean")
+    assert lines.count() == 3
+    page.get_by_role("button", name="SPHERE").click()
+    assert lines.count() == 2
+    page.reload()
+    page.wait_for_selector("html[data-drawn]")
+    assert lines.count() == 2
+    page.get_by_label("single runs").check()
+    assert page.locator(".plot[data-metric='heldout/ntk_rank'] path.run").count() == 4
+
+
+@needs_browser
+def test_a_change_of_records_shows_on_the_live_page(live, opened):
+    path, url = live
+    page = opened(1280, url=url + "/")
+    assert "2,000" in page.locator("#runs").inner_text()
+    write_run(path / "b", settings(seed=1))
+    page.locator("#runs").get_by_text("9,000").wait_for(timeout=10_000)
