@@ -50,6 +50,11 @@ def test_a_run_knows_what_it_is(tmp_path):
         ({"ppo__actor__layer_norm": True}, "LN"),
         ({"ppo__actor__layer_norm": True, "rho": 0.1}, "SPHERE + LN"),
         ({"ppo__penalty": None, "rho": 0.0}, "Top-K MoE"),
+        ({"ppo__mitigations": {"c_chain": {"weight": 1.0}, "cbp": None}}, "C-CHAIN"),
+        ({"ppo__mitigations": {"layernorm": {}, "redo": {"tau": 0.1}}}, "LN + ReDo"),
+        ({"ppo__mitigations": {"load_balance": {}}, "rho": 0.1}, "SPHERE + Load balancing"),
+        ({"ppo__mitigations": {"parseval": {}}, "ppo__actor": {"kind": "mlp"}}, "PPO + PW"),
+        ({"ppo__mitigations": {"novel": {}}}, "novel"),
     ],
 )
 def test_methods_have_the_papers_names(tmp_path, changes, label):
@@ -73,6 +78,12 @@ def test_methods_of_one_name_are_told_apart_by_what_differs(tmp_path):
 def test_protocol_seed_and_workers_do_not_make_a_method(tmp_path):
     write_run(tmp_path / "a", settings(seed=0, workers=3))
     write_run(tmp_path / "b", settings(seed=1, protocol="rl"))
+    assert {run.method for run in load([tmp_path]).runs} == {"Top-K MoE"}
+
+
+def test_a_setting_that_came_later_and_is_not_used_makes_no_new_method(tmp_path):
+    write_run(tmp_path / "old", settings(seed=0))
+    write_run(tmp_path / "new", settings(seed=1, ppo__mitigations={"redo": None, "cbp": None}))
     assert {run.method for run in load([tmp_path]).runs} == {"Top-K MoE"}
 
 

@@ -59,6 +59,13 @@ def test_tables_that_repeat_a_setting_repeat_its_number():
         assert paper.TABLES[label][row]["success"] == ours
 
 
+def test_averages_that_stand_in_other_tables_are_found():
+    assert all(paper.success("humanoidbench", "crl", method) for method in paper.OTHERS)
+    assert paper.success("humanoidbench", "crl", "ReDo") == (0.41, 0.04)
+    assert paper.success("humanoidbench", "rl", "ReDo") is None
+    assert paper.success("humanoidbench", "crl", "ReDo", "walk") is None
+
+
 def test_what_the_paper_does_not_have_is_none():
     assert paper.success("metaworld", "crl", "ReDo") is None
     assert paper.success("probe", "crl", "SPHERE") is None

@@ -161,7 +161,7 @@ def _tasks(axis: Any, comparison: Comparison, names: bool) -> None:
     for index, task in enumerate(comparison.tasks):
         if index * length >= seen:
             break
-        axis.axvline(index * length, color="0.6", linewidth=0.8, linestyle=":", zorder=0)
+        axis.axvline(index * length, color="0.5", linewidth=0.8, linestyle=":", zorder=1.5)
         if names:
             place: dict[str, Any] = {"rotation": 20, "ha": "left"} if turned else {"ha": "center"}
             x = (index + (0.15 if turned else 0.5)) * length
@@ -212,11 +212,13 @@ def retention_matrices(comparison: Comparison) -> Any:
     if not found:
         return None
     names = [short(task) for task in comparison.tasks]
-    side = 1.6 + 0.42 * len(names)
-    figure, axes = pyplot.subplots(
-        1, len(found), figsize=(side * len(found), side), layout="constrained", squeeze=False
-    )
-    for axis, (method, table) in zip(axes[0], found, strict=True):
+    columns = min(2 if len(names) > 5 else 3, len(found))
+    rows, side = -(-len(found) // columns), 1.6 + 0.42 * len(names)
+    size = (side * columns, side * rows)
+    figure, axes = pyplot.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
+    for axis in axes.flat[len(found) :]:
+        axis.set_visible(False)
+    for axis, (method, table) in zip(axes.flat, found, strict=False):
         axis.imshow(table, vmin=0, vmax=1, cmap="Blues")
         for (row, column), value in np.ndenumerate(table):
             if np.isfinite(value):

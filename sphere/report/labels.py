@@ -15,6 +15,17 @@ KINDS = {
     "expert-choice": "Expert-choice routing",
 }
 
+MITIGATIONS = {
+    "layernorm": "LN",
+    "spectral_norm": "Spectral Normalization",
+    "c_chain": "C-CHAIN",
+    "cbp": "CBP",
+    "parseval": "PW",
+    "redo": "ReDo",
+    "spectral_reg": "Spectral Regularization",
+    "load_balance": "Load balancing",
+}
+
 NOT_THE_METHOD = ("seeds", "protocol", "tasks", "workers", "wandb", "checkpoint_every", "evaluation", "boundary")
 """Settings that runs of one method may differ in: which sample, which protocol, how it was watched."""
 
@@ -27,13 +38,17 @@ def method_name(config: Mapping[str, Any]) -> str:
     if kind == "PPO" and _ten_times(actor, ppo.get("critic") or {}):
         kind = "PPO(10x)"
     rho = float(config["rho"][0])
-    norm = bool(actor.get("layer_norm"))
-    if kind == "Top-K MoE" and rho > 0:
-        return "SPHERE + LN" if norm else "SPHERE"
-    if kind == "Top-K MoE" and norm and rho == 0:
-        return "LN"  # the paper's name for LayerNorm in the Top-K actor
-    penalty = [] if rho == 0 else ["SPHERE" if rho > 0 else "negative SPHERE"]
-    return " + ".join([kind, *penalty, *["LN"] * norm])
+    more = [] if rho == 0 else ["SPHERE" if rho > 0 else "negative SPHERE"]
+    more += _mitigations(ppo, actor)
+    # the paper's names for what is added to its Top-K actor do not repeat the actor's: SPHERE, LN, C-CHAIN
+    return " + ".join(more if kind == "Top-K MoE" and more and rho >= 0 else [kind, *more])
+
+
+def _mitigations(ppo: Mapping[str, Any], actor: Mapping[str, Any]) -> list[str]:
+    used = [name for name, value in (ppo.get("mitigations") or {}).items() if value is not None]
+    if actor.get("layer_norm") and "layernorm" not in used:
+        used.insert(0, "layernorm")
+    return [MITIGATIONS.get(name, name) for name in used]
 
 
 def _ten_times(actor: Mapping[str, Any], critic: Mapping[str, Any]) -> bool:
@@ -47,7 +62,8 @@ def method_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that make the method, flat: "ppo.actor.experts" -> 10."""
     rest = {name: value for name, value in config.items() if name not in NOT_THE_METHOD}
     rest["rho"] = config["rho"][0]
-    found = flatten(rest)
+    # what is not set is left out: settings that came with a later version do not make another method of an old run
+    found = {name: value for name, value in flatten(rest).items() if value is not None}
     if rest["rho"] == 0:  # what a penalty would have been like makes no difference
         found = {name: value for name, value in found.items() if not name.startswith("ppo.penalty")}
     return found

@@ -12,7 +12,7 @@ from sphere.report.select import Success, after_task, final_scores, own_episodes
 
 ORDER = (
     *("PPO", "PPO(10x)", "Top-K MoE", "Dense-MoE", "DS-MoE", "SoftMoE", "Expert-choice routing", "LN"),
-    *("PW", "C-CHAIN", "CBP", "ReDo", "SPHERE"),
+    *("PW", "C-CHAIN", "CBP", "ReDo", "Spectral Normalization", "Spectral Regularization", "Load balancing", "SPHERE"),
 )
 FIXED = {"Top-K MoE": 0, "SPHERE": 1}
 BASELINES = ("Top-K MoE", "PPO")
