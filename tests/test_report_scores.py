@@ -5,7 +5,7 @@ import pytest
 import scipy.stats
 
 from sphere.report import scores
-from sphere.report.bootstrap import interval, ratio
+from sphere.report.bootstrap import improvement, interval, ratio
 from sphere.report.scores import Scores
 
 
@@ -167,6 +167,26 @@ def test_intervals_of_a_ratio_hold_it():
         found = ratio(ours, theirs, resamples=1000, seed=trial)
         hits += found.low <= 2.0 <= found.high
     assert 0.92 <= hits / 300 <= 0.99, hits / 300
+
+
+@pytest.mark.parametrize("independent", [False, True])
+def test_intervals_of_the_probability_of_improvement_hold_it(independent):
+    """Normal scores one deviation apart: P(X > Y) = Phi(1 / sqrt 2)."""
+    rng = np.random.default_rng(6)
+    truth, hits = scipy.stats.norm.cdf(1 / np.sqrt(2)), 0
+    for trial in range(300):
+        ours, theirs = made(rng.normal(1, 1, (12, 3))), made(rng.normal(0, 1, (12, 3)))
+        found = improvement(ours, theirs, independent_tasks=independent, resamples=1000, seed=trial)
+        assert found.value == pytest.approx(scores.probability_of_improvement(ours, theirs))
+        hits += found.low <= truth <= found.high
+    assert 0.91 <= hits / 300 <= 0.99, hits / 300
+
+
+def test_hundreds_of_runs_are_compared_in_little_memory():
+    many = made(np.random.default_rng(7).uniform(size=(400, 10)))
+    found = improvement(many, many, independent_tasks=True)
+    assert found.value == 0.5
+    assert 0.48 < found.low < 0.5 < found.high < 0.52
 
 
 def test_a_paired_ratio_uses_that_seeds_go_together():

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from sphere.report.scores import Numbers, Scores, improvement_of, mean_of, same_tasks
+from sphere.report.scores import Numbers, Scores, mean_of, pairs_won, same_tasks
 
 RESAMPLES = 2000
 CONFIDENCE = 0.95
@@ -86,13 +86,18 @@ def improvement(
     seed: int = 0,
 ) -> Interval:
     """Of the probability that a run of ours is better than one of theirs."""
-    first, second = ours.table, same_tasks(ours, theirs)
+    wins = pairs_won(ours.table, same_tasks(ours, theirs))
+    if not independent_tasks:
+        wins = wins.mean(axis=0, keepdims=True)
     rng = np.random.default_rng(seed)
-    value = float(improvement_of(first, second))
-    drawn = improvement_of(
-        _resample(first, rng, resamples, independent_tasks), _resample(second, rng, resamples, independent_tasks)
-    )
-    return _bounds(value, drawn, _smallest([ours, theirs], independent_tasks), confidence)
+    # how often each run is drawn, [task or one, resample, run]: every pair of every resample would be too many numbers
+    first, second = (_times_drawn(rng, resamples, len(wins), runs) for runs in wins.shape[1:])
+    drawn = np.mean(np.sum((first @ wins) * second, axis=2), axis=0) / (wins.shape[1] * wins.shape[2])
+    return _bounds(float(wins.mean()), drawn, _smallest([ours, theirs], independent_tasks), confidence)
+
+
+def _times_drawn(rng: np.random.Generator, resamples: int, groups: int, runs: int) -> np.ndarray:
+    return rng.multinomial(runs, np.full(runs, 1 / runs), size=(groups, resamples)).astype(float)
 
 
 def _resample(
