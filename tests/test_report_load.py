@@ -10,6 +10,7 @@ from made_runs import TASKS, settings, write_comparison, write_run
 
 from sphere.report.load import load
 from sphere.report.select import final_scores, own_scores, segment_scores
+from sphere.report.summary import comparisons
 
 
 def test_runs_are_found_below_any_of_their_parents(tmp_path):
@@ -79,6 +80,14 @@ def test_protocol_seed_and_workers_do_not_make_a_method(tmp_path):
     write_run(tmp_path / "a", settings(seed=0, workers=3))
     write_run(tmp_path / "b", settings(seed=1, protocol="rl"))
     assert {run.method for run in load([tmp_path]).runs} == {"Top-K MoE"}
+
+
+def test_runs_of_different_length_are_not_compared(tmp_path):
+    write_run(tmp_path / "long", settings(seed=0))
+    write_run(tmp_path / "short", settings(seed=0, steps_per_task=2000))
+    loaded = load([tmp_path])
+    assert [(run.method, run.name) for run in loaded.runs] == [("Top-K MoE", "long"), ("Top-K MoE", "short")]
+    assert [one.steps_per_task for one in comparisons(loaded)] == [3000, 2000]
 
 
 def test_a_setting_that_came_later_and_is_not_used_makes_no_new_method(tmp_path):

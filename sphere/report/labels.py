@@ -26,8 +26,11 @@ MITIGATIONS = {
     "load_balance": "Load balancing",
 }
 
-NOT_THE_METHOD = ("seeds", "protocol", "tasks", "workers", "wandb", "checkpoint_every", "evaluation", "boundary")
-"""Settings that runs of one method may differ in: which sample, which protocol, how it was watched."""
+NOT_THE_METHOD = (
+    *("seeds", "protocol", "tasks", "steps_per_task", "boundary"),
+    *("workers", "wandb", "checkpoint_every", "evaluation"),
+)
+"""Settings that runs of one method may differ in: which sample, what it was trained on and how it was watched."""
 
 
 def method_name(config: Mapping[str, Any]) -> str:

@@ -258,7 +258,7 @@ def _once(runs: list[Run], notes: list[str]) -> list[Run]:
     """A run that was copied, or trained twice with the same seed, is one sample and not two."""
     seen: dict[tuple, Run] = {}
     for run in runs:
-        key = (run.tasks, run.protocol, run.method, run.seed)
+        key = (run.tasks, run.config["steps_per_task"], run.protocol, run.method, run.seed)
         if key in seen:
             notes.append(
                 f"{run.path} has the settings and the seed ({run.seed}) of {seen[key].path}; they were counted once"

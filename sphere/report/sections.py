@@ -71,6 +71,7 @@ def headline(comparison: Comparison) -> Markup:
     """What the comparison says in a few sentences; with what is missing, not without it."""
     runs, done = len(comparison.runs), sum(run.finished for run in comparison.runs)
     counts = [plural(len(comparison.methods), "method"), plural(len(comparison.tasks), "task"), plural(runs, "run")]
+    counts[1] += f" of {comparison.steps_per_task:,} steps"
     text = ", ".join(counts) + (", all finished. " if done == runs else f", {done} of them finished. ")
     versus = [one for one in against(comparison) if one.protocol == comparison.protocols[-1]]
     for one in [one for one in versus if one.method.startswith("SPHERE")][:1] or versus[:2]:
@@ -86,7 +87,8 @@ def headline(comparison: Comparison) -> Markup:
     if few == 1:
         text += "One run of a method says nothing about the next one."
     elif few < 5:
-        text += f"{few} runs of a method are few: such intervals miss the truth about one time in {few + 1}."
+        # an interval cannot leave the range of the runs, and all of n runs lie on one side of the median once in 2^(n - 1)
+        text += f"{few} runs of a method are few: such intervals miss the truth about one time in {2 ** (few - 1)}."
     return element("p", text, class_="lead")
 
 

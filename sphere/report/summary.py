@@ -21,10 +21,11 @@ PROTOCOLS = ("rl", "crl")
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs on the same tasks: methods under one or both protocols."""
+    """Runs on the same tasks for the same number of steps: methods under one or both protocols."""
 
     suite: str
     tasks: tuple[str, ...]
+    steps_per_task: int
     runs: tuple[Run, ...]
     methods: tuple[str, ...]
     """In the paper's order; a method that it does not have comes after the one whose name it begins with."""
@@ -50,14 +51,14 @@ class Comparison:
 
 
 def comparisons(loaded: Loaded, success: Success = "at-end") -> list[Comparison]:
-    """Runs by their list of tasks, larger comparisons first."""
-    by_tasks: dict[tuple[str, ...], list[Run]] = {}
+    """Runs by their tasks and the length of these, larger comparisons first."""
+    alike: dict[tuple[tuple[str, ...], int], list[Run]] = {}
     for run in loaded.runs:
-        by_tasks.setdefault(run.tasks, []).append(run)
-    found = [
-        Comparison(runs[0].suite, tasks, tuple(runs), tuple(sorted({run.method for run in runs}, key=_place)), success)
-        for tasks, runs in by_tasks.items()
-    ]
+        alike.setdefault((run.tasks, int(run.config["steps_per_task"])), []).append(run)
+    found = []
+    for (tasks, steps), runs in alike.items():
+        methods = tuple(sorted({run.method for run in runs}, key=_place))
+        found.append(Comparison(runs[0].suite, tasks, steps, tuple(runs), methods, success))
     return sorted(found, key=lambda one: -len(one.runs))
 
 
