@@ -15,7 +15,7 @@ RANKS = {"heldout/ntk_rank": " on held-out states", "online/ntk_rank": " on stat
 MOST_CARDS = 8
 BARS = (
     "Success right after each task's own training, averaged over tasks. Whiskers: 95% bootstrap interval over runs; "
-    "circles: single runs; open diamonds: the paper."
+    "circles: single runs"
 )
 LINES = (
     " on the task in training. Lines: mean over runs; bands: lowest to highest run. Drag to zoom and double-click to go back, "
@@ -45,7 +45,10 @@ def section(comparison: Comparison, index: int) -> Markup:
         cards(comparison),
         controls(comparison),
         element("h3", "Average success"),
-        chart("bars", joined(BARS)),
+        chart(
+            "bars",
+            joined(BARS, "; open diamonds: the paper." if any(one.paper for one in averages(comparison)) else "."),
+        ),
         *(table(one) for one in (average_table(comparison), against_table(comparison)) if one.rows),
         element("h3", "Task by task"),
         *(_only(p, table(per_task_table(comparison, p), total=True)) for p in comparison.protocols),
