@@ -31,14 +31,10 @@ def seconds(function: Callable[[], Any]) -> float:
 
 
 def iterations(fleet: Fleet, count: int) -> None:
-    """As training does them: the metrics of one are waited for while the next is under way."""
-    before = None
-    for _ in range(count):
-        metrics, _ = fleet.advance()
-        if before is not None:
-            fleet.fetch(before)
-        before = metrics
-    jax.block_until_ready((before, [group.state for group in fleet.groups]))
+    """As training does them between two checkpoints."""
+    for i in range(count):
+        fleet.advance(ahead=i + 1 < count)
+    jax.block_until_ready([group.state for group in fleet.groups])
 
 
 def measure(config: FleetConfig, count: int) -> dict[str, float]:

@@ -298,7 +298,7 @@ def test_no_step_is_lost_or_doubled_at_any_pace(workers, in_order, monkeypatch):
                 assert (pool.get_state()["elapsed"] == step % 5).all()
 
 
-@pytest.mark.parametrize(("cores", "processes", "here"), [(1, 0, 1), (3, 2, 1), (8, 6, 0)])
+@pytest.mark.parametrize(("cores", "processes", "here"), [(1, 0, 1), (3, 2, 1), (5, 4, 1), (8, 6, 0)])
 def test_by_default_the_learner_steps_a_share_where_cores_are_few(cores, processes, here, monkeypatch):
     monkeypatch.setattr(pool_module, "cores", lambda: cores)
     actions = np.random.default_rng(0).uniform(-1, 1, (40, 6, 1)).astype(np.float32)

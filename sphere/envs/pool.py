@@ -31,7 +31,7 @@ MANY = 8
 not take it along. Below, its core is needed, and it steps a share itself."""
 
 AWAKE = 0.01
-"""Seconds that a learner with a core of its own stays awake for the end of a step."""
+"""Seconds that a learner which steps a share itself stays awake for the others' end of a step."""
 
 
 class Pool(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
@@ -70,7 +70,7 @@ class Pool(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         if not timeout > 0:
             raise ValueError(f"timeout={timeout}; want a positive number of seconds")
         here = workers == 0 or (workers is None and cores() < MANY)
-        workers = min(cores() - 1 if workers is None else workers, total - here)
+        workers = min(cores() - here if workers is None else workers, total - here)
         if workers < 0:
             raise ValueError(f"workers={workers}; want 0 (in this process) or more")
         if task not in suite.tasks:
@@ -107,8 +107,8 @@ class Pool(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
             memory = self._memory.fileno()
             os.ftruncate(bells.fileno(), max(workers, 1) * SIZE)
             ring = bells.fileno() if IN_ORDER else None
-            # With a core of its own the learner stays awake during a step; otherwise that would take a worker's.
-            spin = AWAKE if workers < cores() else 0.0
+            # A learner that steps a share itself is done about when the others are; otherwise it would only take a core.
+            spin = AWAKE if here else 0.0
             for i, part in enumerate(self._parts[here:]):
                 label = f"worker {i} of {workers} (environments {part.start} to {part.stop - 1})"
                 self._workers.append(Process(label, memory, timeout, ring, i, spin))

@@ -1,6 +1,9 @@
 """A fleet: all its runs between two iterations, and the steps that move them."""
 
 import dataclasses
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,10 +44,23 @@ def _joined(trees: list[Any]) -> Any:
     return jax.tree.map(lambda *leaves: (np if isinstance(leaves[0], np.ndarray) else jnp).concatenate(leaves), *trees)
 
 
+class _Here:
+    """In place of a thread where there is one group only: the work is done when it is given."""
+
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future:
+        future: Future = Future()
+        future.set_result(function(*arguments))
+        return future
+
+    def shutdown(self, cancel_futures: bool) -> None:
+        pass
+
+
 class Fleet:
     """The state of a fleet between iterations, and the steps that move it.
 
-    Its runs are one group, or two halves of which one collects while the other learns: that changes no run's numbers.
+    Its runs are one group, or two halves with a thread each, of which one may collect while the other learns: that changes no
+    run's numbers.
     """
 
     def __init__(self, config: FleetConfig, directory: Path):
@@ -54,10 +70,17 @@ class Fleet:
         self.run_seeds = [seed for seed, _ in config.runs]
         self.groups: list[Group] = []
         self.judge: Player | None = None
-        self.task_index = self.iteration = self.total_iterations = 0
+        self.task_index = self.iteration = self.total_iterations = self.begun = 0
+        self.queue: deque[list[Future]] = deque()  # iterations that were begun and not asked for yet
+        self.threads: list[ThreadPoolExecutor | _Here] = []
         try:
-            for runs in self._halves():
-                self.groups.append(Group(config, self.program, runs))
+            halves = self._halves()
+            workers = config.workers
+            if workers is None and len(halves) > 1:
+                workers = cores() // len(halves)
+            for runs in halves:
+                self.groups.append(Group(config, self.program, runs, workers))
+                self.threads.append(_Here() if len(halves) == 1 else ThreadPoolExecutor(1))
             self.obs_size = self.groups[0].obs_size
             self.heldout = self._heldout()
         except BaseException:
@@ -72,6 +95,8 @@ class Fleet:
         return [runs[:middle], runs[middle:]] if wanted and len(runs) > 1 else [runs]
 
     def close(self) -> None:
+        for thread in self.threads:
+            thread.shutdown(cancel_futures=True)
         for group in self.groups:
             group.pool.close()
         if self.judge is not None:
@@ -121,22 +146,35 @@ class Fleet:
         for group in self.groups:
             group.enter(self.task, boundary if self.task_index else None)
 
-    def advance(self) -> tuple[list[ppo.Metrics], Episodes]:
-        """One iteration of every run. While a group collects, the one before it may still be learning: so the metrics are
-        not waited for here; `fetch` does that."""
+    def advance(self, ahead: bool = False) -> tuple[ppo.Metrics, Episodes]:
+        """One iteration of every run. `ahead`: whoever is done with it may begin the next one, so that another call must
+        follow before anything else is asked of the fleet."""
+        if not self.queue:
+            self._begin_iteration()
+        begun = self.queue.popleft()
+        if ahead:
+            self._begin_iteration()
         metrics, episodes, first = [], [], 0
-        for group in self.groups:
-            done, found = group.advance(self.total_iterations, (self.iteration + 1) / self.config.iterations_per_task)
+        for group, future in zip(self.groups, begun, strict=True):
+            done, found = future.result()
             metrics.append(done)
             episodes.append(found._replace(run=found.run + first))
             first += len(group.seeds)
         self.iteration += 1
         self.total_iterations += 1
-        return metrics, Episodes(*(np.concatenate(column) for column in zip(*episodes, strict=True)))
+        together = Episodes(*(np.concatenate(column) for column in zip(*episodes, strict=True)))
+        return _joined(jax.device_get(metrics)), together
 
-    @staticmethod
-    def fetch(metrics: list[ppo.Metrics]) -> ppo.Metrics:
-        return _joined(jax.device_get(metrics))
+    def _begin_iteration(self) -> None:
+        number = self.begun = max(self.begun, self.total_iterations) + 1
+        within = self.iteration + number - self.total_iterations
+        progress = within / self.config.iterations_per_task
+        self.queue.append(
+            [
+                thread.submit(group.advance, number - 1, progress)
+                for group, thread in zip(self.groups, self.threads, strict=True)
+            ]
+        )
 
     def evaluate(self, task: str) -> Episodes:
         if self.judge is None:

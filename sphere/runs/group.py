@@ -22,7 +22,13 @@ def task_name(task: str) -> str:
 class Group:
     """The state of some runs between iterations, and the steps that move it."""
 
-    def __init__(self, config: FleetConfig, program: ppo.PPOConfig, runs: Sequence[tuple[int, float]]):
+    def __init__(
+        self,
+        config: FleetConfig,
+        program: ppo.PPOConfig,
+        runs: Sequence[tuple[int, float]],
+        workers: int | None,
+    ):
         self.config, self.program = config, program
         run_seeds = [seed for seed, _ in runs]
         self.seeds = np.array(run_seeds, np.uint32)
@@ -31,7 +37,7 @@ class Group:
             jnp.asarray([rho for _, rho in runs], jnp.float32),
             *(jnp.full(len(runs), rate, jnp.float32) for rate in rates),
         )
-        make = partial(envs.make, config.tasks[0], workers=config.workers, **config.simulator.given())
+        make = partial(envs.make, config.tasks[0], workers=workers, **config.simulator.given())
         self.pool = make(num_envs=config.ppo.num_envs, seed=run_seeds)
         self.obs_size = self.pool.single_observation_space.shape[0]
         self.act_size = self.pool.single_action_space.shape[0]

@@ -17,7 +17,6 @@ from sphere.runs import checkpoint, record
 from sphere.runs.fleet import Fleet
 from sphere.runs.progress import Progress
 from sphere.runs.records import Records
-from sphere.runs.rollout import Episodes
 from sphere.runs.settings import FleetConfig, run_name
 
 
@@ -39,20 +38,18 @@ class Training:
     def __init__(self, fleet: Fleet, records: Records, progress: Progress, should_stop: Callable[[], bool]):
         self.fleet, self.records, self.progress, self.should_stop = fleet, records, progress, should_stop
         self.runs = len(fleet.run_seeds)
-        self.unsettled: tuple[list[ppo.Metrics], Episodes, int] | None = None
 
     def save(self) -> None:
-        self.settle()
         meta = {"counters": self.fleet.counters(), "positions": self.records.positions()}
         checkpoint.save(self.fleet.directory, self.fleet.total_iterations, self.fleet.tree(), meta)
 
-    def check_finite(self, metrics: ppo.Metrics, steps: int) -> None:
+    def check_finite(self, metrics: ppo.Metrics) -> None:
         bad = [run_name(*self.fleet.config.runs[r]) for r in np.flatnonzero(~np.asarray(metrics.finite, bool))]
         if bad:
             kept = checkpoint.checkpoints(self.fleet.directory)
             where = f"the last good checkpoint is {kept[-1]}" if kept else "there is no checkpoint yet"
             raise NonFinite(
-                f"NaN or infinity in {', '.join(bad)} at step {steps} of {self.fleet.task}; {where}. "
+                f"NaN or infinity in {', '.join(bad)} at step {self.fleet.steps} of {self.fleet.task}; {where}. "
                 "Lower the learning rate or rho, and look at the last lines of metrics.jsonl"
             )
 
@@ -90,27 +87,9 @@ class Training:
         )
 
     def iterate(self) -> None:
-        """One iteration. What it gave is logged one iteration later, unless something is due now: logging waits for the
-        update, and the next rollouts need not."""
-        fleet, config = self.fleet, self.fleet.config
-        try:
-            metrics, episodes = fleet.advance()
-        except Exception:
-            self.settle()  # a policy of NaN breaks simulators: then the last update is what went wrong
-            raise
-        self.settle()
-        self.unsettled = (metrics, episodes, fleet.steps)
-        if fleet.iteration in config.evaluations():
-            self.settle()
-            self.evaluate(fleet.task, "evaluation")
-        self.progress.advance(fleet.task, fleet.steps * self.runs)
-
-    def settle(self) -> None:
-        """Log the iteration that is not logged yet, and look whether it was sane."""
-        if self.unsettled is None:
-            return
-        (pending, episodes, steps), self.unsettled = self.unsettled, None
-        metrics = self.fleet.fetch(pending)
+        fleet = self.fleet
+        # what comes next may begin meanwhile, unless this iteration ends with something that needs the fleet at rest
+        metrics, episodes = fleet.advance(ahead=not self.rests(fleet.iteration + 1) and not self.should_stop())
         values = [
             {f"train/{name}": float(column[r]) for name, column in metrics._asdict().items() if name != "finite"}
             for r in range(self.runs)
@@ -122,8 +101,16 @@ class Training:
         ):
             for r, mean in enumerate(_by_run(column, episodes.run, self.runs)):
                 values[r][f"train/{name}"] = mean
-        self.records.event(steps, values, self.fleet.task, self.fleet.task_index)
-        self.check_finite(metrics, steps)
+        self.records.event(fleet.steps, values, fleet.task, fleet.task_index)
+        self.check_finite(metrics)
+        if fleet.iteration in fleet.config.evaluations():
+            self.evaluate(fleet.task, "evaluation")
+        self.progress.advance(fleet.task, fleet.steps * self.runs)
+
+    def rests(self, iteration: int) -> bool:
+        """Whether there is an evaluation or a checkpoint after this iteration of the task."""
+        config = self.fleet.config
+        return iteration in config.evaluations() or iteration % config.checkpoint_every == 0
 
     def end_task(self) -> None:
         """The boundary: retention if asked, and everything once more at the very end."""
@@ -145,7 +132,7 @@ class Training:
                 self.end_task()
             elif fleet.iteration % config.checkpoint_every == 0:
                 self.save()
-            if self.should_stop():
+            if self.should_stop() and not fleet.queue:
                 self.save()
                 raise Interrupted(f"stopped after step {fleet.steps}; go on with: sphere resume {fleet.directory}")
 
