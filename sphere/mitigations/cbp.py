@@ -1,6 +1,7 @@
 """CBP, continual backpropagation (Dohare 2024): after every step, hidden units of least use may begin anew."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Integer, PRNGKeyArray
 
 from sphere.mitigations.method import After, Method, Role, Step, Weights, placed
-from sphere.mitigations.units import Activity, activity, mlps, replanted, with_mlps
+from sphere.mitigations.units import Activity, activity, cut, mlps, replanted, with_mlps
 from sphere.nets import MLP
 from sphere.variants import Placement
 
@@ -52,39 +53,48 @@ class CBP(Method):
         return {role: {part: units(mlp) for part, mlp in mlps(nets[role]).items()} for role in placed(self.placement)}
 
     def after(self, own: Any, weights: dict[Role, Weights], step: Step) -> After:
-        new: dict[str, Any] = {}
-        weights = dict(weights)
-        replaced = jnp.zeros(())
-        for i, role in enumerate(own):
-            net = step.unpack[role](weights[role].params)
-            found, new[role] = mlps(net), {}
-            for j, part in enumerate(own[role]):
-                key = jax.random.fold_in(jax.random.fold_in(step.key, i), j)
+        nets = {role: step.unpack[role](weights[role].params) for role in own}
+        found = {role: mlps(net) for role, net in nets.items()}
+        shapes = [shape for parts in found.values() for mlp in parts.values() for shape in self._draws(mlp)]
+        # all random numbers of the step at once: on a GPU each draw is several kernels
+        drawn = cut(jax.random.uniform(step.key, (sum(map(math.prod, shapes)),)), shapes)
+        new: dict[Role, Any] = {role: {} for role in own}
+        weights, replaced = dict(weights), jnp.zeros(())
+        for role, parts in found.items():
+            for part in parts:
                 seen = activity(step.trace[role], part)
-                found[part], new[role][part], count = self._tested(found[part], own[role][part], seen, key)
+                parts[part], new[role][part], count = self._tested(parts[part], own[role][part], seen, drawn)
                 replaced += count
-            weights[role] = weights[role]._replace(params=step.pack[role](with_mlps(net, found)))
+            weights[role] = weights[role]._replace(params=step.pack[role](with_mlps(nets[role], parts)))
         return After(new, weights, replaced)
 
+    def _most(self, width: int) -> int:
+        """Units of a layer that one step may replace."""
+        return max(1, math.ceil(self.replacement_rate * width))
+
+    def _draws(self, mlp: MLP) -> list[tuple[int, ...]]:
+        """Shapes of a step's random numbers: for every layer, whether to replace, and new incoming weights."""
+        shapes: list[tuple[int, ...]] = []
+        for layer in mlp.hidden:
+            experts, inner, width = layer.kernel.shape
+            shapes += [(experts,), (experts, inner, self._most(width))]
+        return shapes
+
     def _tested(
-        self, mlp: MLP, units: list[Units], seen: Activity, key: PRNGKeyArray
+        self, mlp: MLP, units: list[Units], seen: Activity, drawn: Iterator[Array]
     ) -> tuple[MLP, list[Units], Float[Array, ""]]:
         """All layers are judged by the weights as they are, then units are replaced, layer by layer."""
-        after, chosen = [], []
+        after, chosen, fresh = [], [], []
         for i, layer in enumerate((*mlp.hidden, mlp.head)[1:]):
-            judged, keep = self._judged(units[i], layer.kernel, seen.mean[i], seen.seen, jax.random.fold_in(key, 2 * i))
+            judged, keep = self._judged(units[i], layer.kernel, seen.mean[i], seen.seen, next(drawn))
+            bound = math.sqrt(3 / mlp.hidden[i].kernel.shape[-2])
+            incoming = bound * (2 * next(drawn) - 1)  # [experts, inner, most]
             after.append(judged)
-            chosen.append(keep)
-        count = jnp.zeros(())
-        for i, keep in enumerate(chosen):
-            inner = mlp.hidden[i].kernel.shape[-2]
-            bound = math.sqrt(3 / inner)
-            shape = (keep.shape[0], inner, keep.shape[1])
-            drawn = jax.random.uniform(jax.random.fold_in(key, 2 * i + 1), shape, minval=-bound, maxval=bound)
-            fresh = jnp.einsum("eir,erw->eiw", drawn, keep.astype(drawn.dtype), precision="highest")
-            mlp = replanted(mlp, i, jnp.any(keep, axis=1), fresh)
-            count += jnp.sum(keep, dtype=count.dtype)
-        return mlp, after, count
+            chosen.append(jnp.any(keep, axis=1))
+            fresh.append(jnp.einsum("eir,erw->eiw", incoming, keep.astype(incoming.dtype), precision="highest"))
+        for i, (new, kernel) in enumerate(zip(chosen, fresh, strict=True)):
+            mlp = replanted(mlp, i, new, kernel)
+        return mlp, after, sum((jnp.sum(new, dtype=jnp.float32) for new in chosen), start=jnp.zeros(()))
 
     def _judged(
         self,
@@ -92,14 +102,14 @@ class CBP(Method):
         outgoing: Float[Array, "experts width outer"],
         mean: Float[Array, "experts width"],
         seen: Bool[Array, " experts"],
-        key: PRNGKeyArray,
+        chance: Float[Array, " experts"],
     ) -> tuple[Units, Bool[Array, "experts most width"]]:
         """Utilities and ages after this step, and the units to replace: [experts, at most so many, width], one-hot.
 
         Each expert is a network of its own. For one without samples in the minibatch nothing is known, and its clock
         stands still: no utility, no age, no replacement.
         """
-        experts, width = units.age.shape
+        width = units.age.shape[1]
         seen = seen[:, None]
         age = units.age + seen
         contribution = mean * jnp.mean(jnp.abs(outgoing), axis=-1)
@@ -107,9 +117,8 @@ class CBP(Method):
         corrected = utility / (1 - self.decay ** jnp.maximum(age, 1).astype(utility.dtype))
         eligible = (age > self.maturity) & seen
         expected = self.replacement_rate * jnp.sum(eligible, axis=1)
-        lucky = jax.random.uniform(key, (experts,)) <= expected
-        number = jnp.where(expected < 1, (lucky & (expected > 0)).astype(jnp.int32), expected.astype(jnp.int32))
-        most = max(1, math.ceil(self.replacement_rate * width))
+        number = jnp.where(expected < 1, (chance < expected).astype(jnp.int32), expected.astype(jnp.int32))
+        most = self._most(width)
         worst = jax.lax.top_k(jnp.where(eligible, -corrected, -jnp.inf), most)[1]
         keep = jnp.arange(most)[None, :] < number[:, None]
         chosen = jax.nn.one_hot(worst, width, dtype=bool) & keep[:, :, None]

@@ -1,8 +1,13 @@
 """The largest singular value of kernels [experts, inner, outer] by power iteration, the iterate kept between steps."""
 
+import math
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
+
+from sphere.mitigations.units import cut
 
 WARM = 50
 """Iterations for a first iterate: a fresh kernel's largest singular values lie close together."""
@@ -25,7 +30,12 @@ def iterate(
     return normalised(jnp.einsum("eio,ei->eo", kernel, v))
 
 
-def first(kernel: Float[Array, "experts inner outer"], key: PRNGKeyArray) -> Float[Array, "experts outer"]:
-    experts, _, outer = kernel.shape
-    u = normalised(jax.random.normal(key, (experts, outer), kernel.dtype))
-    return jax.lax.fori_loop(0, WARM, lambda _, u: iterate(kernel, u), u)
+def first(kernels: list[Array], key: PRNGKeyArray) -> list[Array]:
+    """Iterates [experts, outer] to begin with, one for each kernel."""
+    shapes: list[tuple[int, ...]] = [(kernel.shape[0], kernel.shape[2]) for kernel in kernels]
+    drawn = cut(jax.random.normal(key, (sum(map(math.prod, shapes)),), kernels[0].dtype), shapes)
+
+    def step(_: Any, us: list[Array]) -> list[Array]:
+        return [iterate(kernel, u) for kernel, u in zip(kernels, us, strict=True)]
+
+    return jax.lax.fori_loop(0, WARM, step, [normalised(u) for u in drawn])

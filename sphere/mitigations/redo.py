@@ -1,5 +1,6 @@
 """ReDo (Sokar 2023): from time to time, dormant hidden units begin anew."""
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -8,9 +9,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from sphere.mitigations.method import After, Method, Role, Step, Weights, placed
-from sphere.mitigations.units import Activity, activity, mlps, replanted, with_mlps
-from sphere.nets import MLP
+from sphere.mitigations.units import Activity, activity, cut, mlps, replanted, with_mlps
 from sphere.variants import Placement
+
+WITHIN_TWO = 0.87962566103423978
+"""Standard deviation of a normal variable cut at -2 and 2: a kernel is drawn as at the start, LeCun normal."""
 
 
 def dormant(seen: Activity, layer: int, tau: float) -> Bool[Array, "experts width"]:
@@ -41,8 +44,7 @@ class ReDo(Method):
         due = (step.steps + 1) % self.period == 0
 
         def renew(weights: dict[Role, Weights]) -> tuple[dict[Role, Weights], Float[Array, ""]]:
-            changed = {}
-            total = jnp.zeros(())
+            changed, total = {}, jnp.zeros(())
             for i, role in enumerate(roles):
                 changed[role], count = self._renewed(role, weights[role], step, jax.random.fold_in(step.key, i))
                 total += count
@@ -55,22 +57,16 @@ class ReDo(Method):
     def _renewed(self, role: Role, weights: Weights, step: Step, key: PRNGKeyArray) -> tuple[Weights, Float[Array, ""]]:
         nets = [step.unpack[role](tree) for tree in weights]
         params, *moments = (mlps(net) for net in nets)
+        shapes = [layer.kernel.shape for mlp in params.values() for layer in mlp.hidden]
+        drawn = cut(jax.random.truncated_normal(key, -2, 2, (sum(map(math.prod, shapes)),)), shapes)
         count = jnp.zeros(())
-        for j, part in enumerate(params):
+        for part in params:
             seen = activity(step.trace[role], part)
             for i in range(len(params[part].hidden)):
-                units = dormant(seen, i, self.tau)
-                kernel = _drawn(params[part], i, jax.random.fold_in(jax.random.fold_in(key, j), i))
-                params[part] = replanted(params[part], i, units, kernel)
+                units, normal = dormant(seen, i, self.tau), next(drawn)
+                params[part] = replanted(params[part], i, units, normal / (WITHIN_TWO * math.sqrt(normal.shape[-2])))
                 for moment in moments:
-                    moment[part] = replanted(moment[part], i, units, jnp.zeros_like(kernel), scale=0.0)
+                    moment[part] = replanted(moment[part], i, units, jnp.zeros_like(normal), scale=0.0)
                 count += jnp.sum(units, dtype=count.dtype)
         changed = [with_mlps(net, found) for net, found in zip(nets, (params, *moments), strict=True)]
         return Weights(*(step.pack[role](net) for net in changed)), count
-
-
-def _drawn(mlp: MLP, layer: int, key: PRNGKeyArray) -> Float[Array, "experts inner width"]:
-    """As at the start: LeCun normal."""
-    kernel = mlp.hidden[layer].kernel
-    keys = jax.random.split(key, kernel.shape[0])
-    return jax.vmap(lambda k: jax.nn.initializers.lecun_normal()(k, kernel.shape[1:], kernel.dtype))(keys)

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
@@ -39,15 +38,13 @@ class SpectralNorm(Method):
 
     def init(self, nets: dict[Role, Any], key: PRNGKeyArray) -> Any:
         """By role, part and layer: the iterates u, one per expert."""
-        own: dict[str, Any] = {}
-        for role in placed(self.placement):
-            own[role] = {}
-            for part, mlp in mlps(nets[role]).items():
-                own[role][part] = []
-                for kernel in self._kernels(mlp):
-                    key, mine = jax.random.split(key)
-                    own[role][part].append(first(kernel, mine))
-        return own
+        parts = {role: mlps(nets[role]) for role in placed(self.placement)}
+        every = [kernel for found in parts.values() for mlp in found.values() for kernel in self._kernels(mlp)]
+        us = iter(first(every, key))
+        return {
+            role: {part: [next(us) for _ in self._kernels(mlp)] for part, mlp in found.items()}
+            for role, found in parts.items()
+        }
 
     def effective(self, own: Any, role: Role, net: Any) -> Any:
         """K / ||K u||: at constant u the gradient of ||K u|| is that of v^T K u, as in the source."""

@@ -40,13 +40,9 @@ class SpectralReg(Method):
     placement: Placement = "both"
 
     def init(self, nets: dict[Role, Any], key: PRNGKeyArray) -> Any:
-        own: dict[str, Any] = {}
-        for role in placed(self.placement):
-            own[role] = []
-            for layer in linears(nets[role]):
-                key, mine = jax.random.split(key)
-                own[role].append(first(layer.kernel, mine))
-        return own
+        layers = {role: linears(nets[role]) for role in placed(self.placement)}
+        us = iter(first([layer.kernel for found in layers.values() for layer in found], key))
+        return {role: [next(us) for _ in found] for role, found in layers.items()}
 
     def term(self, own: Any, look: Look) -> Term | None:
         if look.role not in own:

@@ -4,6 +4,8 @@ A network's MLPs are its experts (a dense network counts as one) and, where it h
 [experts, width], with one expert for a gate and a dense network.
 """
 
+import math
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -93,3 +95,12 @@ def replanted(
         norm = mlp.norms[layer]
         new += [jnp.where(units, scale, norm.scale), jnp.where(units, 0.0, norm.bias)]
     return eqx.tree_at(where, mlp, new)
+
+
+def cut(vector: Float[Array, " numbers"], shapes: list[tuple[int, ...]]) -> Iterator[Array]:
+    """A vector as arrays of these shapes, one after the other."""
+    begin = 0
+    for shape in shapes:
+        size = math.prod(shape)
+        yield vector[begin : begin + size].reshape(shape)
+        begin += size

@@ -11,6 +11,7 @@ import numpy as np
 from sphere import envs
 from sphere.algos import ppo
 from sphere.nets import parameter_count
+from sphere.runs.choices import method_name
 from sphere.runs.progress import clock
 from sphere.runs.settings import FleetConfig, run_name
 
@@ -66,6 +67,7 @@ def plan(config: FleetConfig, out: Path) -> str:
     lines = [
         f"{len(config.runs)} {many} on {jax.devices()[0].device_kind}, into {out}",
         f"  runs       {', '.join(run_name(*run) for run in config.runs)}",
+        f"  method     {method_name(config)}",
         f"  tasks      {', '.join(config.tasks)} ({config.protocol})",
         f"  steps      {config.iterations_per_task * config.iteration_steps:,} per task and run "
         f"({config.iterations_per_task} iterations of {config.iteration_steps:,}), {steps * len(config.runs):,} in all",
