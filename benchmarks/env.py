@@ -140,6 +140,12 @@ def physics_alone(
     return total
 
 
+def in_pieces(rollouts: Any, actions: np.ndarray, i: int) -> None:
+    """A whole episode when its first step is asked for: workers that act by themselves meet nobody in between."""
+    if i == 0:
+        rollouts.run(EPISODE, actions[:EPISODE])
+
+
 def random_step(pool: Any, actions: np.ndarray, i: int) -> None:
     pool.step(actions[i])
 
@@ -154,9 +160,11 @@ def package_pool(task: str, envs: int) -> Any:
 
 def compare(
     suite: str, task: str, envs: int, workers: int | None, seconds: float, rounds: int, core_time: bool
-) -> tuple[float, float, float]:
-    """Steps per second of ours, the package under gymnasium (0 where it cannot be run), and physics alone."""
+) -> list[float]:
+    """Steps per second of ours, step by step and in pieces, of the package under gymnasium (0 where it cannot be run), and of
+    physics alone."""
     from sphere.envs import make
+    from sphere.envs.rollouts import Rollouts
     from sphere.envs.worker import Process
 
     context = multiprocessing.get_context("forkserver")
@@ -168,18 +176,19 @@ def compare(
         pin(pid, i + len(ours._workers) - len(pids))  # the learner's own share, if it has one, is on the first core
     ours.reset()
     theirs = package_pool(task, envs) if suite == "metaworld" else None
-    pools = [(ours, pids)]
+    ways = [(partial(random_step, ours, actions), pids), (partial(in_pieces, Rollouts(ours), actions), pids)]
     if theirs is not None:
-        pools.append((theirs, [process.pid or 0 for process in theirs.processes]))
-    best = [0.0, 0.0, 0.0]
+        ways.append((partial(random_step, theirs, actions), [process.pid or 0 for process in theirs.processes]))
+    best = [0.0] * 4
     for _ in range(rounds):
-        for k, (pool, processes) in enumerate(pools):
+        for k, (step, processes) in enumerate(ways):
             clock = core_clock(processes) if core_time else time.perf_counter
-            best[k] = max(best[k], steps_per_second(partial(random_step, pool, actions), envs, seconds, clock))
-        best[2] = max(best[2], physics_alone(context, suite, task, envs, len(ours._workers), seconds, core_time))
-    for pool, _ in pools:
-        pool.close()
-    return best[0], best[1], best[2]
+            best[k] = max(best[k], steps_per_second(step, envs, seconds, clock))
+        best[3] = max(best[3], physics_alone(context, suite, task, envs, len(ours._workers), seconds, core_time))
+    for pool in (ours, theirs):
+        if pool is not None:
+            pool.close()
+    return best
 
 
 def geometric_mean(values: list[float]) -> float:
@@ -190,14 +199,20 @@ def speed(suite: str, tasks: list[str], envs: int, workers: int, seconds: float,
     unit = "second of core time" if core_time else "second"
     by = "workers by default" if workers is None else f"{workers} workers"
     print(f"{envs} environments, {by}, {len(os.sched_getaffinity(0))} cores; steps per {unit}")
-    print(f"{'task':18s} {'ours':>8s} {'package':>8s} {'physics':>8s} {'/ package':>9s} {'/ physics':>9s}")
-    gains, shares = [], []
+    print(f"{'':18s} {'step by':>8s} {'in':>8s} {'':>8s} {'':>8s} {'step by step':>13s} {'in pieces':>20s}")
+    heads = ("/ package", "/ physics")
+    print(
+        f"{'task':18s} {'step':>8s} {'pieces':>8s} {'package':>8s} {'physics':>8s}"
+        + f" {heads[0]:>9s} {heads[1]:>9s}" * 2
+    )
+    table = []
     for task in tasks:
-        ours, package, bare = compare(suite, task, envs, workers, seconds, rounds, core_time)
-        gains.append(ours / package if package else math.nan)
-        shares.append(ours / bare)
-        print(f"{task:18s} {ours:8.0f} {package:8.0f} {bare:8.0f} {gains[-1]:9.2f} {shares[-1]:9.2f}", flush=True)
-    print(f"{'geometric mean':18s} {'':26s} {geometric_mean(gains):9.2f} {geometric_mean(shares):9.2f}")
+        stepped, pieces, package, bare = compare(suite, task, envs, workers, seconds, rounds, core_time)
+        table.append([ours / other if other else math.nan for ours in (stepped, pieces) for other in (package, bare)])
+        ratios = " ".join(f"{ratio:9.2f}" for ratio in table[-1])
+        print(f"{task:18s} {stepped:8.0f} {pieces:8.0f} {package:8.0f} {bare:8.0f} {ratios}", flush=True)
+    means = " ".join(f"{geometric_mean(list(column)):9.2f}" for column in zip(*table, strict=True))
+    print(f"{'geometric mean':18s} {'':35s} {means}")
 
 
 def weight(pid: int) -> dict[str, float]:
@@ -207,15 +222,17 @@ def weight(pid: int) -> dict[str, float]:
 
 
 def memory(suite: str, tasks: list[str], sizes: tuple[int, ...], workers: int) -> None:
-    """Of the worker processes, at the start and after one switch to every task."""
+    """Of the worker processes, after each of five passes through all tasks: nothing may grow from pass to pass."""
     from sphere.envs import make
 
     for envs in sizes:
         start = time.perf_counter()
         with make(f"{suite}/{tasks[0]}", num_envs=envs, workers=workers) as pool:
             pool.reset()
+            seen: list[float] = []
             print(f"{envs} environments, {workers} workers: made and reset in {time.perf_counter() - start:.1f} s")
-            for task in [*tasks, *tasks]:
+            for visit in range(5 * len(tasks)):
+                task = tasks[visit % len(tasks)]
                 start = time.perf_counter()
                 pool.switch(task)
                 took = time.perf_counter() - start
@@ -224,6 +241,9 @@ def memory(suite: str, tasks: list[str], sizes: tuple[int, ...], workers: int) -
                 parts = [weight(worker.process.pid) for worker in pool._workers]  # type: ignore[attr-defined]
                 pss, rss = (sum(part[name] for part in parts) for name in ("Pss", "Rss"))
                 print(f"  {task:18s} {pss:6.0f} MB, {pss / envs:5.1f} each (Rss {rss:6.0f}); switched in {took:.2f} s")
+                seen.append(pss)
+                if len(seen) % len(tasks) == 0:
+                    print(f"  pass {len(seen) // len(tasks)}: {np.mean(seen[-len(tasks) :]):.0f} MB on average")
 
 
 def main() -> None:

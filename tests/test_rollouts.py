@@ -114,6 +114,14 @@ def test_statistics_may_change_after_every_step(workers, actor, noise):
         np.testing.assert_array_equal(np.stack(seen), want[1])
 
 
+def test_without_a_policy_the_noise_is_the_action(noise):
+    with pool(2) as free, pool(0) as stepped:
+        free.reset(), stepped.reset()
+        log, _ = Rollouts(free).run(STEPS, noise)
+        want = np.stack([stepped.step(action)[0] for action in noise])
+        np.testing.assert_array_equal(log["obs"], want)
+
+
 def test_once_stops_where_every_environment_has_ended_an_episode(actor):
     with pool(2) as free:
         free.reset()

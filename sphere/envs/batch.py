@@ -6,7 +6,7 @@ This runs inside the worker processes: no jax, no gymnasium.
 import mmap
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -96,6 +96,7 @@ class Share:
     """
 
     batch: Batch
+    policy: Callable[[np.ndarray], np.ndarray] | None = None
     time: int | None = None
     """Steps since the share began to follow its policy; None: it takes the learner's actions."""
 
@@ -132,7 +133,7 @@ class Share:
         return mmap.mmap(self.memory, region[1], offset=region[0])
 
     def load(self, spec: PolicySpec, layout: Layout, region: Region, parts: Sequence[tuple[int, slice]]) -> None:
-        """The policy to follow; its parameters may change in memory between rollouts."""
+        """The policy to follow; its parameters may change in memory between rollouts. Without one the mean is zero."""
         memory = self._map(region)
         arrays = {name: np.ndarray(shape, dtype, memory, offset) for name, shape, dtype, offset in layout}
         self.policy = Policy(spec, arrays, parts)
@@ -157,7 +158,7 @@ class Share:
 
     def _act(self, time: int) -> None:
         log = self.log[time]
-        action = log["action"] + self.policy(self.rows["obs"])
+        action = log["action"] + (0 if self.policy is None else self.policy(self.rows["obs"]))
         if not np.isfinite(action).all():
             raise ValueError(f"the policy wants an action of {action}, want finite numbers: did it diverge?")
         np.maximum(action, self.low, out=self.rows["action"])

@@ -27,20 +27,26 @@ class Finished(NamedTuple):
 
 
 class Rollouts:
-    """Drives a pool by policies with the same shapes as `arrays` (each with a leading run axis)."""
+    """Drives a pool by policies with the same shapes as `arrays` (each with a leading run axis); without any, the actions are
+    those given as noise."""
 
-    def __init__(self, pool: Pool, spec: Spec, arrays: Mapping[str, np.ndarray]) -> None:
+    def __init__(self, pool: Pool, spec: Spec | None = None, arrays: Mapping[str, np.ndarray] | None = None) -> None:
         self.pool = pool
+        self.room: Region = (0, 0)  # for the rows of a rollout
+        self.arrays: dict[str, np.ndarray] = {}
+        if spec is not None and arrays is not None:
+            self._share(spec, arrays)
+
+    def _share(self, spec: Spec, arrays: Mapping[str, np.ndarray]) -> None:
         layout, end = [], 0
         for name, array in arrays.items():
             layout.append((name, array.shape, array.dtype.str, end))
             end += -(-array.nbytes // 64) * 64  # each begins on a cache line of its own
-        region, memory = pool.share(end)
+        region, memory = self.pool.share(end)
         self.arrays = {name: np.ndarray(shape, dtype, memory, at) for name, shape, dtype, at in layout}
         self.load(arrays)
-        envs = pool.num_envs // pool.num_runs
+        envs = self.pool.num_envs // self.pool.num_runs
         self._tell("load", lambda part: (spec, layout, region, list(_runs(part, envs))))
-        self.room: Region = (0, 0)  # for the rows of a rollout
 
     def _tell(self, command: str, arguments: Callable[[slice], tuple]) -> None:
         self.pool.begin(command, arguments)
