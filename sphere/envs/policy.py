@@ -51,10 +51,10 @@ class Network:
             self.layers.append((arrays[f"{place}/kernel"], bias, scale, shift))
 
     def __call__(self, x: Float[np.ndarray, "n inner"]) -> Float[np.ndarray, "n outer"]:
-        n = len(x)
-        tiles = np.zeros((-(-n // ROWS), ROWS, x.shape[1]), np.float32)
-        tiles.reshape(-1, x.shape[1])[:n] = x
-        last = len(self.layers) - 1
+        n, last = len(x), len(self.layers) - 1
+        if n % ROWS:
+            x = np.concatenate([x, np.zeros((ROWS - n % ROWS, x.shape[1]), np.float32)])
+        tiles = x.reshape(-1, ROWS, x.shape[1])
         for i, (kernel, bias, scale, shift) in enumerate(self.layers):
             tiles = tiles @ kernel
             if bias is not None:
@@ -104,15 +104,19 @@ class Actor:
         return self._mix(x, np.concatenate([ones, weight], 1), np.concatenate([on, self.spec.shared + expert], 1))
 
     def _mix(self, x: np.ndarray, weight: np.ndarray, expert: Int[np.ndarray, "n k"]) -> np.ndarray:
-        output: np.ndarray | None = None
-        for e in sorted(set(expert.ravel().tolist())):
-            row, slot = np.nonzero(expert == e)
-            y = weight[row, slot][:, None] * self.experts[e](x[row])
-            if output is None:
-                output = np.zeros((len(x), y.shape[1]), np.float32)
-            output[row] += y
-        assert output is not None  # K is at least one
-        return output
+        """Tokens sorted by expert, so that each expert meets a slice: few calls, of which numpy's time here consists."""
+        owner = expert.ravel()
+        order = owner.argsort(kind="stable")
+        tokens = x.take(order // expert.shape[1], axis=0)
+        owners = owner[order].tolist()
+        parts, first = [], 0
+        while first < len(owners):
+            last = first + owners.count(owners[first])
+            parts.append(self.experts[owners[first]](tokens[first:last]))
+            first = last
+        output = np.empty((len(owners), parts[0].shape[1]), np.float32)
+        output[order] = np.concatenate(parts)
+        return np.einsum("ns,nso->no", weight, output.reshape(*expert.shape, -1))
 
     def _soft(self, x: np.ndarray) -> np.ndarray:
         tokens = self.gate(x).reshape(len(x), self.spec.tokens, -1)
