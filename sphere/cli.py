@@ -22,6 +22,7 @@ USAGE = """usage: sphere COMMAND ...
   show     settings, latest numbers:  sphere show runs/first
   report   tables, figures, a page:   sphere report runs/first runs/second -o report
   watch    the page while runs go:    sphere watch runs
+  experiment  the paper's, by name:   sphere experiment list, sphere experiment run metaworld-crl --scale smoke
   render   film a policy:             sphere render runs/first --task metaworld/push --out push.gif
   assets   get a suite's files:       sphere assets humanoidbench
   heldout  states to compare r_e(K):  sphere heldout humanoidbench
@@ -266,6 +267,12 @@ def watch(arguments: list[str]) -> None:
     serve(options.directories, options.host, options.port, options.success)
 
 
+def experiment(arguments: list[str]) -> None:
+    from sphere.experiment_cli import experiment as act
+
+    act(arguments)
+
+
 def verify(arguments: list[str]) -> None:
     from sphere.compare import CHECKS
     from sphere.compare import USAGE as checks_usage
@@ -372,6 +379,7 @@ COMMANDS: dict[str, Callable[[list[str]], Any]] = {
     "show": show,
     "report": report,
     "watch": watch,
+    "experiment": experiment,
     "render": render,
     "assets": assets,
     "heldout": heldout,

@@ -34,11 +34,11 @@ NO_SCRIPT = (
 )
 
 
-def render(loaded: Loaded, success: Success = "at-end", version: str = "") -> str:
-    """The page as text. With a version it asks the server for a newer one every two seconds."""
+def render(loaded: Loaded, success: Success = "at-end", version: str = "", lead: Sequence[Markup] = ()) -> str:
+    """The page as text. With a version it asks the server for a newer one every two seconds. `lead` comes first."""
     found = comparisons(loaded, success)
     script = Markup((HERE / "charts.js").read_text() + (HERE / "page.js").read_text())
-    parts = [section(one, index) for index, one in enumerate(found)]
+    parts = [*lead, *(section(one, index) for index, one in enumerate(found))]
     parts += [runs_section(loaded), notes_section(loaded.notes), _definitions()]
     made = [_made(loaded, success), *([" · ", element("span", "live", id="live")] if version else [])]
     body = [

@@ -1,0 +1,5 @@
+"""Success by task on MetaWorld's ten tasks, every task from scratch, all methods."""
+
+from sphere.study.methods import METAWORLD, per_task
+
+experiment = per_task("metaworld", "rl", METAWORLD, "tab:metaworld-per-task-full")

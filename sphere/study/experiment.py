@@ -1,0 +1,96 @@
+"""An experiment as a value, what its runs have left behind, and what is made of it."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from sphere.report.load import Loaded, Run, load
+from sphere.report.scores import Scores
+from sphere.report.select import own_scores
+from sphere.report.summary import Comparison, comparisons
+from sphere.report.tables import Table
+from sphere.runs import record
+from sphere.study.cells import SEEDS, Cell, Scale, at_scale, identity, identity_of
+from sphere.study.fleets import Schedule, same_run, schedule, singles
+
+
+@dataclass(frozen=True)
+class Results:
+    tables: Sequence[Table] = ()
+    figures: dict[str, Any] = field(default_factory=dict)
+    """By name; drawn with matplotlib."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """The runs of an experiment as a report reads them; a method's name is the label of its cell."""
+
+    scale: Scale
+    loaded: Loaded
+
+    @cached_property
+    def comparisons(self) -> list[Comparison]:
+        return comparisons(self.loaded)
+
+    @property
+    def comparison(self) -> Comparison:
+        """The one with the most runs."""
+        return self.comparisons[0]
+
+    def of_suite(self, suite: str) -> Comparison | None:
+        return next((one for one in self.comparisons if one.suite == suite), None)
+
+    def runs(self, label: str, protocol: str = "crl") -> list[Run]:
+        return [run for run in self.loaded.runs if (run.method, run.protocol) == (label, protocol)]
+
+    def scores(self, label: str, protocol: str = "crl") -> Scores | None:
+        """Success right after each task's own training, of the runs that have finished."""
+        return own_scores(self.runs(label, protocol)).scores
+
+
+@dataclass(frozen=True)
+class Experiment:
+    title: str
+    source: str
+    """The paper's label of the table or figure."""
+    cells: Callable[[], Sequence[Cell]]
+    """At the paper's scale."""
+    results: Callable[[Found], Results]
+    seeds: int = SEEDS["paper"]
+    """At the paper's scale."""
+    together: bool = True
+    """False: no two cells share a fleet, because their times are compared."""
+
+    def runs(self, scale: Scale, seeds: Sequence[int] | None = None) -> list[Cell]:
+        number = self.seeds if scale == "paper" else SEEDS[scale]
+        chosen = tuple(seeds) if seeds else tuple(range(number))
+        cells = [Cell(cell.label, at_scale(cell.config, scale, chosen)) for cell in self.cells()]
+        seen: dict[str, str] = {}
+        for cell in cells:
+            key = identity_of(cell.config)
+            if key in seen:
+                raise ValueError(f"{seen[key]} and {cell.label} are the same runs; name them once")
+            seen[key] = cell.label
+        return cells
+
+    def schedule(self, scale: Scale, seeds: Sequence[int] | None, out: Path) -> Schedule:
+        root = out / scale / ("fleets" if self.together else "timed")
+        return schedule([cell.config for cell in self.runs(scale, seeds)], root, self.together)
+
+    def found(self, scale: Scale, seeds: Sequence[int] | None, out: Path) -> Found:
+        """What there is of the runs, finished or not; those that were not begun are named in the notes."""
+        cells, places = self.runs(scale, seeds), self.schedule(scale, seeds, out).runs
+        wanted = {same_run(one): (cell, one) for cell in cells for one in singles(cell.config)}
+        begun = [key for key in wanted if (places[key] / record.METRICS).is_file()]
+        if not begun:
+            raise ValueError(
+                f"none of the {len(wanted)} runs has been begun; first: sphere experiment run NAME --scale {scale}"
+            )
+        labels = {identity_of(cell.config): cell.label for cell in cells}
+        loaded = load([places[key] for key in begun], lambda config: labels.get(identity(config), "not wanted"))
+        waiting = [f"{wanted[key][0].label}, seed {key[1]}" for key in wanted if key not in begun]
+        notes = [f"not begun yet: {'; '.join(waiting)}"] if waiting else []
+        return Found(scale, dataclasses.replace(loaded, notes=(*notes, *loaded.notes)))
