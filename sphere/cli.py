@@ -21,6 +21,7 @@ USAGE = """usage: sphere COMMAND ...
   eval     evaluate its policies:     sphere eval runs/first --episodes 20
   show     settings, latest numbers:  sphere show runs/first
   report   tables, figures, a page:   sphere report runs/first runs/second -o report
+  export   what to publish of runs:   sphere export runs/first -o results
   watch    the page while runs go:    sphere watch runs
   experiment  the paper's, by name:   sphere experiment list, sphere experiment run metaworld-crl --scale smoke
   render   film a policy:             sphere render runs/first --task metaworld/push --out push.gif
@@ -245,6 +246,27 @@ def report(arguments: list[str]) -> None:
 
 
 @dataclass(frozen=True)
+class Export:
+    """Copy what a reader needs to check runs: settings, versions, all evaluations, thinned metrics; no checkpoints."""
+
+    directories: tyro.conf.Positional[tuple[Path, ...]]
+    """Runs, fleets, or directories above them."""
+    out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("results")
+    every: int = 10
+    """Of the training iterations' metrics keep one in so many; evaluations are all kept."""
+
+
+def export(arguments: list[str]) -> None:
+    from sphere.runs.export import export as copy
+
+    options = tyro.cli(Export, prog="sphere export", args=arguments)
+    if not options.directories:
+        raise UserError("export which runs? name directories that sphere train wrote: sphere export runs/first")
+    written = copy(options.directories, options.out, options.every)
+    print(f"{len(written)} runs: {options.out}")
+
+
+@dataclass(frozen=True)
 class Watch:
     """Serve the page on this machine; it renews itself while runs are going."""
 
@@ -378,6 +400,7 @@ COMMANDS: dict[str, Callable[[list[str]], Any]] = {
     "eval": evaluate,
     "show": show,
     "report": report,
+    "export": export,
     "watch": watch,
     "experiment": experiment,
     "render": render,

@@ -148,8 +148,9 @@ def test_nan_stops_the_fleet_and_names_run_step_and_checkpoint(tmp_path):
             train(config, tmp_path / "fleet", quiet=True)
 
 
-def test_a_crashed_simulator_ends_the_run_with_its_traceback(tmp_path):
-    config = dataclasses.replace(TINY, seeds=(0,), rho=(0.0,))
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_crashed_simulator_ends_the_run_with_its_traceback(tmp_path, overlap):
+    config = dataclasses.replace(TINY, seeds=(0, 1), rho=(0.0,), overlap=overlap)
     original = Fleet.advance
 
     def break_pool(self, ahead):

@@ -1,0 +1,65 @@
+"""Runs copied for publication: nothing that a report shows is lost, and checkpoints stay behind."""
+
+import dataclasses
+
+import pytest
+from fleets import TINY
+
+from sphere.report.load import load
+from sphere.runs import record
+from sphere.runs.export import export
+from sphere.runs.loop import train
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("export") / "fleet"
+    train(dataclasses.replace(TINY, seeds=(0,), workers=0), directory, quiet=True)
+    return directory
+
+
+def test_a_report_of_the_copy_is_a_report_of_the_run(fleet, tmp_path):
+    written = export([fleet], tmp_path / "results", every=4)
+    assert [path.relative_to(tmp_path / "results").as_posix() for path in written] == [
+        "fleet/rho0-seed0",
+        "fleet/rho0.1-seed0",
+    ]
+    for one, other in zip(load([fleet]).runs, load([tmp_path / "results"]).runs, strict=True):
+        assert one.steps == other.steps
+        assert one.curve.values.keys() == other.curve.values.keys()
+        for field in dataclasses.fields(one.episodes):
+            assert (getattr(one.episodes, field.name) == getattr(other.episodes, field.name)).all()
+    names = {path.name for path in (tmp_path / "results").rglob("*") if path.is_file()}
+    assert names == {"config.json", "environment.json", "metrics.jsonl", "episodes.jsonl"}
+
+
+def test_metrics_are_thinned_and_evaluations_are_not(fleet, tmp_path):
+    (copy, _) = export([fleet], tmp_path, every=4)
+    before, after = record.read_events(fleet / "rho0-seed0"), record.read_events(copy)
+
+    def split(events):
+        return [[e for e in events if ("train/policy_loss" in e) == training] for training in (True, False)]
+
+    training, rest = split(before)
+    assert split(after) == [training[::4], rest]
+
+
+def test_a_line_that_a_kill_cut_off_is_left_out(fleet, tmp_path):
+    run = tmp_path / "fleet" / "rho0-seed0"
+    run.mkdir(parents=True)
+    for name in ("config.json", "environment.json", "episodes.jsonl", "metrics.jsonl"):
+        (run / name).write_bytes((fleet / "rho0-seed0" / name).read_bytes())
+    with (run / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"step": 12')
+    (copy,) = export([tmp_path / "fleet"], tmp_path / "out", every=1)
+    assert record.read_events(copy) == record.read_events(fleet / "rho0-seed0")
+
+
+@pytest.mark.parametrize(
+    ("every", "where", "sentence"), [(0, "out", "want 1"), (1, ".", "choose another"), (1, "none", "no run in")]
+)
+def test_mistakes_are_answered_by_sentences(fleet, tmp_path, every, where, sentence):
+    source = tmp_path if where == "none" else fleet
+    out = fleet.parent if where == "." else tmp_path / "out"
+    with pytest.raises(ValueError, match=sentence):
+        export([source], out, every)
