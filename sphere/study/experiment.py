@@ -43,12 +43,13 @@ class Found:
     def of_suite(self, suite: str) -> Comparison | None:
         return next((one for one in self.comparisons if one.suite == suite), None)
 
-    def runs(self, label: str, protocol: str = "crl") -> list[Run]:
-        return [run for run in self.loaded.runs if (run.method, run.protocol) == (label, protocol)]
+    def runs(self, label: str, protocol: str = "crl", suite: str | None = None) -> list[Run]:
+        mine = [run for run in self.loaded.runs if (run.method, run.protocol) == (label, protocol)]
+        return [run for run in mine if suite is None or run.suite == suite]
 
-    def scores(self, label: str, protocol: str = "crl") -> Scores | None:
+    def scores(self, label: str, protocol: str = "crl", suite: str | None = None) -> Scores | None:
         """Success right after each task's own training, of the runs that have finished."""
-        return own_scores(self.runs(label, protocol)).scores
+        return own_scores(self.runs(label, protocol, suite)).scores
 
 
 @dataclass(frozen=True)
@@ -67,14 +68,13 @@ class Experiment:
     def runs(self, scale: Scale, seeds: Sequence[int] | None = None) -> list[Cell]:
         number = self.seeds if scale == "paper" else SEEDS[scale]
         chosen = tuple(seeds) if seeds else tuple(range(number))
-        cells = [Cell(cell.label, at_scale(cell.config, scale, chosen)) for cell in self.cells()]
-        seen: dict[str, str] = {}
-        for cell in cells:
-            key = identity_of(cell.config)
-            if key in seen:
-                raise ValueError(f"{seen[key]} and {cell.label} are the same runs; name them once")
-            seen[key] = cell.label
-        return cells
+        cells: dict[str, Cell] = {}
+        for cell in self.cells():
+            config = at_scale(cell.config, scale, chosen)
+            known = cells.setdefault(identity_of(config), Cell(cell.label, config))
+            if known.label != cell.label:
+                raise ValueError(f"{known.label} and {cell.label} are the same runs at scale {scale}; name them once")
+        return list(cells.values())
 
     def schedule(self, scale: Scale, seeds: Sequence[int] | None, out: Path) -> Schedule:
         root = out / scale / ("fleets" if self.together else "timed")
@@ -90,7 +90,8 @@ class Experiment:
                 f"none of the {len(wanted)} runs has been begun; first: sphere experiment run NAME --scale {scale}"
             )
         labels = {identity_of(cell.config): cell.label for cell in cells}
-        loaded = load([places[key] for key in begun], lambda config: labels.get(identity(config), "not wanted"))
+        loaded = load([places[key] for key in begun])
+        named = tuple(dataclasses.replace(run, method=labels[identity(run.config)]) for run in loaded.runs)
         waiting = [f"{wanted[key][0].label}, seed {key[1]}" for key in wanted if key not in begun]
         notes = [f"not begun yet: {'; '.join(waiting)}"] if waiting else []
-        return Found(scale, dataclasses.replace(loaded, notes=(*notes, *loaded.notes)))
+        return Found(scale, Loaded(named, (*notes, *loaded.notes)))

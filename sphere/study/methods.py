@@ -1,11 +1,16 @@
 """The paper's methods by the names of its tables, and the two experiments that both suites share."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from sphere.report.compared import against_table, average_table, per_task_table
 from sphere.report.figures import curves, success_bars
+from sphere.report.tables import Cell as Entry
+from sphere.report.tables import Table
 from sphere.study.cells import Cell, cell
 from sphere.study.experiment import Experiment, Found, Results
+from sphere.study.shown import value_at
+
+NOTE = "Mean and standard deviation over runs."
 
 METHODS: dict[str, tuple[str, str]] = {
     "PPO": ("none", "ppo"),
@@ -60,3 +65,18 @@ def both_protocols(suite: str, labels: Sequence[str], source: str, what: str) ->
         return Results([average_table(found.comparison)], {"success-bars": success_bars(found.comparison)})
 
     return Experiment(f"RL against CRL, {what}, {suite}", source, cells, results)
+
+
+def over_training(title: str, source: str, cells: Callable[[], Sequence[Cell]], metrics: Sequence[str]) -> Experiment:
+    """Curves of some metrics under CRL, and a table of where they begin and end."""
+
+    def results(found: Found) -> Results:
+        rows: list[list[Entry]] = [
+            [label, metric, *(value_at(found.runs(label), metric, place) for place in (0, -1))]
+            for metric in metrics
+            for label in found.comparison.methods
+        ]
+        table = Table("over-training", title, ("", "metric", "first evaluation", "last evaluation"), rows, NOTE)
+        return Results([table], {"curves": curves(found.comparison, "crl", metrics)})
+
+    return Experiment(title, source, cells, results)

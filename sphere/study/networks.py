@@ -1,6 +1,7 @@
 """Experiments that look at networks: a run's policy from its newest checkpoint, and states to look at it on."""
 
 import json
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -10,6 +11,8 @@ from sphere.report.load import Run
 from sphere.runs import checkpoint
 from sphere.runs.fleet import Fleet
 from sphere.runs.settings import FleetConfig, rebuild, run_name
+from sphere.study.cells import Scale
+from sphere.study.experiment import Found
 
 FRESH_NOISE = 2**30
 """Rollouts of an experiment draw noise under numbers that training does not reach."""
@@ -64,3 +67,31 @@ def batches(states: np.ndarray, size: int, count: int, seed: int = 0) -> np.ndar
         raise ValueError(f"{len(states)} states cannot give a batch of {size}; roll out more")
     rng = np.random.default_rng(seed)
     return np.stack([states[rng.choice(len(states), size, replace=False)] for _ in range(count)])
+
+
+def batch_size(scale: Scale) -> tuple[int, int]:
+    """States of a batch, as in the paper, and how many batches."""
+    return (16, 8) if scale == "smoke" else (64, 100)
+
+
+def first_snapshots(found: Found, labels: Sequence[str], rollout: int = 0) -> dict[str, Snapshot]:
+    """Of the first seed of each label that has finished."""
+    snapshots = {}
+    for label in labels:
+        done = sorted((run for run in found.runs(label) if run.finished), key=lambda run: run.seed)
+        if done and (one := snapshot(done[0], rollout)):
+            snapshots[label] = one
+    return snapshots
+
+
+def by_batch(
+    found: Found, labels: Sequence[str], function: Callable[[Any, Any], tuple[Any, Any]]
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Two numbers of every batch of rollout states, for each label."""
+    size, count = batch_size(found.scale)
+    points = {}
+    for label, one in first_snapshots(found, labels, rollout=64 * size).items():
+        states = batches(one.rollout, size, count)
+        first, second = jax.jit(lambda actor, x: jax.lax.map(lambda s: function(actor, s), x))(one.actor, states)
+        points[label] = (np.asarray(first, float), np.asarray(second, float))
+    return points

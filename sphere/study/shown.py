@@ -1,6 +1,6 @@
 """Tables and figures that several experiments share; the paper's number stands beside ours."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,18 +10,23 @@ from sphere.report.compared import printed
 from sphere.report.load import Run
 from sphere.report.scores import Scores, mean_std
 from sphere.report.tables import Cell, Measured, Table
-from sphere.study.experiment import Found, Results
+from sphere.study.cells import Cell as Setting
+from sphere.study.experiment import Experiment, Found, Results
 
 
 def success(scores: Scores | None) -> Measured | None:
     return None if scores is None else Measured(*mean_std(scores))
 
 
-def last_value(runs: Sequence[Run], metric: str) -> Measured | None:
-    """Of the last evaluation of each run: mean and deviation over runs."""
-    found = [float(run.curve.values[metric][-1]) for run in runs if len(run.curve.values.get(metric, ()))]
+def value_at(runs: Sequence[Run], metric: str, place: int) -> Measured | None:
+    """Of one evaluation of each run (0: the first): mean and deviation over the runs that have a number there."""
+    found = [float(run.curve.values[metric][place]) for run in runs if len(run.curve.values.get(metric, ()))]
     known = [value for value in found if np.isfinite(value)]
     return Measured(float(np.mean(known)), float(np.std(known))) if known else None
+
+
+def last_value(runs: Sequence[Run], metric: str) -> Measured | None:
+    return value_at(runs, metric, -1)
 
 
 Rows = Mapping[str, Mapping[str, Cell]]
@@ -55,13 +60,38 @@ def success_table(
     return beside_paper(name, title, source, ours, AVERAGE)
 
 
-def success_grid(found: Found, name: str, title: str, source: str, grid: Mapping[str, Mapping[str, str]]) -> Table:
-    """`grid`: row -> column -> label of the cell."""
-    ours: Rows = {
-        row: {column: success(found.scores(label)) for column, label in columns.items()}
-        for row, columns in grid.items()
-    }
-    return beside_paper(name, title, source, ours, AVERAGE)
+def success_rows(title: str, source: str, cells: Callable[[], Sequence[Setting]]) -> Experiment:
+    """A table with a row per cell, in the paper under the same name."""
+
+    def results(found: Found) -> Results:
+        labels = [cell.label for cell in cells()]
+        return Results([success_table(found, "success", title, source, labels)], _bars(found))
+
+    return Experiment(title, source, cells, results)
+
+
+def success_columns(
+    title: str, source: str, cell: Callable[[str, str], Setting], rows: Sequence[str] | None = None
+) -> Experiment:
+    """A table whose rows and columns are those of the paper's; `cell` says what stands where."""
+    grid = {row: tuple(paper.TABLES[source][row]) for row in rows or paper.TABLES[source]}
+
+    def results(found: Found) -> Results:
+        ours: Rows = {
+            row: {column: success(found.scores(cell(row, column).label)) for column in columns}
+            for row, columns in grid.items()
+        }
+        return Results([beside_paper("success", title, source, ours, AVERAGE)], _bars(found))
+
+    return Experiment(
+        title, source, lambda: [cell(row, column) for row, some in grid.items() for column in some], results
+    )
+
+
+def _bars(found: Found) -> dict[str, Any]:
+    from sphere.report.figures import success_bars
+
+    return {"success-bars": success_bars(found.comparison)}
 
 
 # Figures
@@ -113,9 +143,3 @@ def correlation_table(
         [label, str(len(x)), Measured(pearson(x, y)), printed(paper.QUOTED[quoted])] for label, (x, y) in points.items()
     ]
     return Table(name, title, ("", "points", "Pearson", "paper"), rows, note)
-
-
-def merged(*parts: Results) -> Results:
-    return Results(
-        [table for part in parts for table in part.tables], {k: v for part in parts for k, v in part.figures.items()}
-    )

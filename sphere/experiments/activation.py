@@ -1,0 +1,15 @@
+"""ReLU against tanh, with and without SPHERE."""
+
+from sphere.study.cells import cell
+from sphere.study.shown import success_columns
+
+ACTIVATIONS = {"ReLU": "relu", "Tanh": "tanh"}
+METHODS = {"Top-K MoE": "none", "SPHERE": "sphere"}
+
+experiment = success_columns(
+    "Activation, HumanoidBench, CRL",
+    "tab:humanoidbench-robustness",
+    lambda row, column: cell(
+        f"{column}, {row}", "humanoidbench-crl", METHODS[column], net={"activation": ACTIVATIONS[row]}
+    ),
+)

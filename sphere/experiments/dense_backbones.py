@@ -1,0 +1,13 @@
+"""SPHERE on dense networks, which are mixtures of one expert."""
+
+from sphere.study.cells import cell
+from sphere.study.shown import success_columns
+
+ACTORS = {"PPO": "ppo", "PPO(10x)": "ppo-10x"}
+METHODS = {"w/o SPHERE": "none", "w/ SPHERE": "sphere"}
+
+experiment = success_columns(
+    "Dense backbones, HumanoidBench, CRL",
+    "tab:humanoidbench-mlp-sphere",
+    lambda row, column: cell(f"{row}, {column}", "humanoidbench-crl", METHODS[column], ACTORS[row]),
+)

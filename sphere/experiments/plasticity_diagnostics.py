@@ -1,0 +1,27 @@
+"""Dormant units, feature norm and gradient norm, with and without SPHERE."""
+
+from sphere.report.figures import curves
+from sphere.study.experiment import Experiment, Found, Results
+from sphere.study.methods import PAIR, methods
+from sphere.study.shown import beside_paper, last_value
+
+SOURCE = "tab:plasticity-diagnostics"
+METRICS = {
+    "Dormant ratio": "heldout/dormant_ratio",
+    "Feature L2 norm": "heldout/feature_norm",
+    "Gradient L2 norm": "heldout/gradient_norm",
+}
+TITLE = "Plasticity diagnostics beyond r_e(K), HumanoidBench, CRL"
+NOTE = (
+    "On held-out states at the last evaluation. The paper does not define its two norms (docs/diagnostics.md says what ours "
+    "are): compare methods with each other, not with it."
+)
+
+
+def results(found: Found) -> Results:
+    rows = {row: {label: last_value(found.runs(label), metric) for label in PAIR} for row, metric in METRICS.items()}
+    figure = curves(found.comparison, "crl", list(METRICS.values()), columns=3)
+    return Results([beside_paper("plasticity-diagnostics", TITLE, SOURCE, rows, NOTE)], {"diagnostics": figure})
+
+
+experiment = Experiment(TITLE, SOURCE, lambda: methods("humanoidbench-crl", PAIR), results)
