@@ -17,8 +17,6 @@ for one run; fleets `vmap` them. In the order in which a run meets them:
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal, NamedTuple
 
-import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer, PRNGKeyArray
 
 from sphere.nets import NetConfig, Trace
@@ -136,14 +134,3 @@ def overrides(method: Method, hook: str) -> bool:
 
 def placed(placement: Placement) -> tuple[Role, ...]:
     return ROLES if placement == "both" else (placement,)
-
-
-@jax.custom_batching.custom_vmap
-def any_run(flag: Array) -> Array:
-    """The flag itself; in a fleet, whether any run has it. A `lax.cond` by it is then not turned into a `select`."""
-    return flag
-
-
-@any_run.def_vmap
-def _any_run(size: int, batched: list[bool], flag: Array) -> tuple[Array, bool]:
-    return jnp.any(flag), False
