@@ -7,6 +7,7 @@ import time
 import types
 
 import fleets
+import jax
 import kill
 import numpy as np
 import pytest
@@ -162,6 +163,15 @@ def test_a_crashed_simulator_ends_the_run_with_its_traceback(tmp_path, overlap):
         patch.setattr(Fleet, "advance", break_pool)
         with pytest.raises(WorkerError, match="worker"):
             train(config, tmp_path / "fleet", quiet=True)
+
+
+def test_a_missing_gpu_kernel_is_explained(tmp_path, monkeypatch):
+    def fail(*_):
+        raise jax.errors.JaxRuntimeError("INTERNAL: cublasLtMatmul: the requested functionality is not supported")
+
+    monkeypatch.setattr(ppo, "update_fleet", fail)
+    with pytest.raises(RuntimeError, match="no-deterministic"):
+        train(dataclasses.replace(TINY, workers=0), tmp_path / "fleet", quiet=True)
 
 
 def test_ctrl_c_saves_and_leaves_and_resume_goes_on(straight, tmp_path):

@@ -149,6 +149,18 @@ class Fleet:
     def advance(self, ahead: bool = False) -> tuple[ppo.Metrics, Episodes]:
         """One iteration of every run. `ahead`: whoever is done with it may begin the next one, so that another call must
         follow before anything else is asked of the fleet."""
+        try:
+            return self._advance(ahead)
+        except jax.errors.JaxRuntimeError as error:
+            if self.program.deterministic and "cublas" in str(error).lower():  # seen with one run, minibatches of 256
+                raise RuntimeError(
+                    "this GPU has no kernel by rule for a product of this size; let it choose by timing: "
+                    "--ppo.no-deterministic (a resumed run may then differ from an undisturbed one in its last bits), "
+                    f"or train several seeds at once. It said: {error}"
+                ) from error
+            raise
+
+    def _advance(self, ahead: bool) -> tuple[ppo.Metrics, Episodes]:
         if not self.queue:
             self._begin_iteration()
         begun = self.queue.popleft()
