@@ -12,9 +12,23 @@ import jax.numpy as jnp
 import networks
 import numpy as np
 import pytest
-from test_ppo import ACT, CONFIG, OBS, PLAIN, assert_same_bits, experience, filled, hyper, run, small, updated
+from test_ppo import (
+    ACT,
+    CONFIG,
+    OBS,
+    PLAIN,
+    assert_same_bits,
+    experience,
+    filled,
+    hyper,
+    random_batches,
+    run,
+    small,
+    updated,
+)
 
 from sphere.algos import ppo
+from sphere.algos.adam import clipped_adam
 from sphere.algos.ppo import PPOConfig
 from sphere.cli import main
 from sphere.mitigations import CBP, CChain, LoadBalance, Mitigations, ReDo, SpectralNorm
@@ -109,15 +123,31 @@ def test_every_method_learns_and_resumes_to_the_same_numbers(method, tmp_path):
 # One program ------------------------------------------------------------------------------------------------------------
 
 
-def test_none_is_the_program_without_penalty_bit_for_bit():
+def test_none_is_ppo_without_any_method_bit_for_bit():
+    """Against a minibatch step that knows of no methods: loss, gradient, clip, Adam."""
     config = with_method(dataclasses.replace(LADDER, ppo=CONFIG), "none").ppo
     assert config == PLAIN
     assert config.methods == ()
-    state = jax.eval_shape(lambda: ppo.init_fleet(config, OBS, ACT, jnp.zeros(2, jnp.uint32)))
+    state = filled(config)
     assert state.mitigation == {}
-    text = str(jax.make_jaxpr(lambda *a: ppo.update(config, *a))(*arguments(config)))
-    again = str(jax.make_jaxpr(lambda *a: ppo.update(PLAIN, *a))(*arguments(PLAIN)))
-    assert text == again
+    (batch,) = random_batches(np.random.default_rng(0), 1, 16, state)
+
+    @jax.jit
+    def plain(state, batch):
+        def step(net, moments, loss):
+            grad = jax.grad(lambda net: loss(config, net, batch)[0])(net)
+            return clipped_adam(
+                net, moments, jax.lax.optimization_barrier(grad), jnp.float32(1e-3), max_norm=0.5, eps=1e-5
+            )
+
+        return step(state.actor, state.actor_moments, ppo.actor_loss), step(
+            state.critic, state.critic_moments, ppo.critic_loss
+        )
+
+    found = jax.jit(lambda *given: ppo.minibatch(config, *given)[0])(state, hyper(0.0), jnp.float32(1e-3), batch)
+    (actor, actor_moments, _), (critic, critic_moments, _) = plain(state, batch)
+    assert_same_bits((found.actor, found.actor_moments), (actor, actor_moments))
+    assert_same_bits((found.critic, found.critic_moments), (critic, critic_moments))
 
 
 def arguments(config):
