@@ -55,7 +55,8 @@ def results(found: Found) -> Results:
         "one-step regression: standardised coefficient": Measured(prediction.coefficient) if prediction else nothing,
         "one-step regression: p(beta <= 0)": Measured(prediction.not_positive) if prediction else nothing,
     }
-    rows: list[list[Cell]] = [[name, value, printed(QUOTED[name])] for name, value in ours.items()]
+    theirs: dict[str, Cell] = {name: printed(QUOTED[name]) for name in ours} | {"lead-lag: best lag": "10"}
+    rows: list[list[Cell]] = [[name, value, theirs[name]] for name, value in ours.items()]
     note = (
         f"{len(pair[0].step)} evaluations, means over {len(found.runs(LABEL))} runs. Correlation of success with r_e(K) that "
         "many evaluations before. Regression of success on success and r_e(K) one evaluation before and a linear trend; "

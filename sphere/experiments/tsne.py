@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -31,8 +32,8 @@ def cells() -> list[Cell]:
 
 
 def features(one) -> np.ndarray:
-    trace = one.actor.trunk(jnp.asarray(one.heldout))[1]
-    return np.asarray(feature_blocks(trace)).reshape(len(one.heldout), -1)
+    blocks = jax.jit(lambda trunk, states: feature_blocks(trunk(states)[1]))(one.actor.trunk, jnp.asarray(one.heldout))
+    return np.asarray(blocks).reshape(len(one.heldout), -1)
 
 
 def results(found: Found) -> Results:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from sphere.report.load import Run
@@ -87,11 +88,11 @@ def first_snapshots(found: Found, labels: Sequence[str], rollout: int = 0) -> di
 def by_batch(
     found: Found, labels: Sequence[str], function: Callable[[Any, Any], tuple[Any, Any]]
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Two numbers of every batch of rollout states, for each label."""
+    """Two numbers of every batch of rollout states, or two arrays, for each label."""
     size, count = batch_size(found.scale)
     points = {}
     for label, one in first_snapshots(found, labels, rollout=64 * size).items():
-        states = batches(one.rollout, size, count)
+        states = jnp.asarray(batches(one.rollout, size, count))
         first, second = jax.jit(lambda actor, x: jax.lax.map(lambda s: function(actor, s), x))(one.actor, states)
-        points[label] = (np.asarray(first, float), np.asarray(second, float))
+        points[label] = (np.ravel(first).astype(float), np.ravel(second).astype(float))
     return points

@@ -20,14 +20,17 @@ def launch(jobs: Sequence[Job], resources: Resources, folder: Path) -> list[Fail
     """Train all of them; returns when each is finished or has failed."""
     # no reports of use to anybody; where no GPU is asked for, those there are stay visible, as in Ray's later versions
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    elsewhere = os.environ.get("RAY_ADDRESS")
+    if not elsewhere:  # Ray's word, on every system, for: this machine alone, all sockets on 127.0.0.1
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     try:
         import ray
     except ImportError as error:
         raise ValueError("--launcher ray needs a package more: pip install 'sphere-rl[ray]'") from error
-    if os.environ.get("RAY_ADDRESS"):
-        ray.init(logging_level=logging.WARNING)
-    else:  # a cluster of this machine alone, reached from nowhere else, gone with this process
-        ray.init("local", include_dashboard=False, _node_ip_address="127.0.0.1", logging_level=logging.WARNING)
+    if elsewhere:
+        ray.init(elsewhere, logging_level=logging.WARNING)
+    else:  # gone with this process
+        ray.init("local", include_dashboard=False, logging_level=logging.WARNING)
     try:
         return _train(ray, [Job(job.config, job.directory.resolve()) for job in jobs], resources)
     finally:
@@ -36,9 +39,10 @@ def launch(jobs: Sequence[Job], resources: Resources, folder: Path) -> list[Fail
 
 def _train(ray: Any, jobs: Sequence[Job], resources: Resources) -> list[Failure]:
     cpus, gpus = _share(ray.nodes(), resources)
-    remote = ray.remote(work).options(num_cpus=cpus, num_gpus=gpus, max_retries=LOSSES, retry_exceptions=False)
+    options = {"num_cpus": cpus, "num_gpus": gpus, "max_retries": LOSSES, "retry_exceptions": False}
+    remote = ray.remote(work)
     say(f"{len(jobs)} fleets over {len(ray.nodes())} nodes, {cpus} cores and {gpus} GPUs each")
-    waiting = {remote.options(name=job.directory.name).remote(job): job for job in jobs}
+    waiting = {remote.options(name=job.directory.name, **options).remote(job): job for job in jobs}
     failed = []
     while waiting:
         (done,), _ = ray.wait(list(waiting), num_returns=1)

@@ -1,0 +1,235 @@
+"""Fleets on a real local Ray, one of whose workers is killed, and by submitit: the numbers are those of a local run."""
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import fleets
+import numpy as np
+import pytest
+from fleets import TINY
+
+from sphere.runs.settings import Evaluation
+from sphere.study import launch, on_ray
+from sphere.study.fleets import Job, schedule, work
+from sphere.study.launch import Resources
+from sphere.study.on_slurm import Work, submit
+
+ROOT = Path(__file__).parents[1]
+LONG = dataclasses.replace(
+    TINY,
+    steps_per_task=64 * 80,
+    seeds=(0,),
+    rho=(0.1,),
+    workers=0,
+    checkpoint_every=10,
+    evaluation=Evaluation(every=64 * 50, episodes=2, heldout=16),
+)
+CONFIGS = [LONG, dataclasses.replace(LONG, seeds=(2,), rho=(0.2,))]
+
+DRIVER = """
+import sys
+from pathlib import Path
+sys.path.insert(0, "tests")
+from test_experiments_launchers import CONFIGS
+from sphere.study.fleets import schedule
+from sphere.study.launch import LAUNCHERS, Resources
+jobs = [job for config in CONFIGS for job in schedule([config], Path(sys.argv[1])).open]
+failed = LAUNCHERS["ray"](jobs, Resources(cpus=1, gpus=0), Path(sys.argv[1]))
+sys.exit(len(failed))
+"""
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The same fleets, one after another in this process."""
+    root = tmp_path_factory.mktemp("alone")
+    jobs = [job for config in CONFIGS for job in schedule([config], root).open]
+    assert launch.local(jobs, Resources(), root) == []
+    return jobs
+
+
+def jobs_in(root: Path) -> list[Job]:
+    return [job for config in CONFIGS for job in schedule([config], root).jobs]
+
+
+def driver(root: Path) -> subprocess.Popen:
+    environment = {
+        "JAX_DEFAULT_MATMUL_PRECISION": "highest",  # as in the tests' own process
+        "PYTHONPATH": str(ROOT),
+        "RAY_TMPDIR": "/tmp",  # paths of sockets must be short
+    }
+    return subprocess.Popen(
+        [sys.executable, "-c", DRIVER, str(root)],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def parents() -> dict[int, int]:
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            found[int(path.parent.name)] = int(path.read_text().rsplit(")", 1)[1].split()[1])
+        except OSError:
+            continue
+    return found
+
+
+def descendants(pid: int) -> set[int]:
+    known, found = parents(), {pid}
+    while more := {child for child, parent in known.items() if parent in found} - found:
+        found |= more
+    return found - {pid}
+
+
+def title(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    except OSError:
+        return ""
+
+
+def gone(pids: set[int], seconds: float = 30) -> set[int]:
+    """Those that are left after some time; a zombie is gone."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and (left := {pid for pid in pids if title(pid)}):
+        time.sleep(0.1)
+    return {pid for pid in left if title(pid)} if left else set()
+
+
+def wait_for(condition, process: subprocess.Popen, seconds: float = 90):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if found := condition():
+            return found
+        if process.poll() is not None:
+            pytest.fail(f"the driver left with {process.returncode}:\n{process.communicate()[0]}")
+        time.sleep(0.02)
+    process.kill()
+    pytest.fail(f"nothing after {seconds} s:\n{process.communicate()[0]}")
+
+
+def assert_same(ours: list[Job], theirs: list[Job]) -> None:
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.finished
+        assert fleets.numbers(one.directory) == fleets.numbers(other.directory)
+        arrays, others = fleets.final_arrays(one.directory), fleets.final_arrays(other.directory)
+        assert arrays.keys() == others.keys()
+        for name, value in arrays.items():
+            np.testing.assert_array_equal(value, others[name], err_msg=name)
+
+
+def test_ray_with_a_killed_worker_gives_the_same_numbers(alone, tmp_path):
+    process = driver(tmp_path)
+    first, second = jobs_in(tmp_path)
+    wait_for(lambda: 10 <= first.done_iterations < 140, process)
+    workers = {pid: title(pid) for pid in descendants(process.pid)}
+    (victim,) = [pid for pid, name in workers.items() if f"ray::{first.directory.name}" in name]
+    listening = ray_sockets(set(workers) | {process.pid})
+    os.kill(victim, signal.SIGKILL)
+    assert not first.finished
+    said = process.communicate(timeout=120)[0]
+    assert process.returncode == 0, said
+    resumed = list((first.directory / "rho0.1-seed0").glob("events*"))
+    assert len(resumed) == 2  # a second one was begun: the fleet went on from a checkpoint
+    assert len(list((second.directory / "rho0.2-seed2").glob("events*"))) == 1
+    assert_same([first, second], alone)
+    assert not gone(set(workers))
+    assert all(place.rsplit(":", 1)[0] in ("127.0.0.1", "[::1]", "[::ffff:127.0.0.1]") for place in listening), (
+        listening
+    )
+
+
+def ray_sockets(pids: set[int]) -> list[str]:
+    """Where these processes listen, address and port; nothing where there is no ss."""
+    try:
+        lines = subprocess.run(["ss", "-Hltnp"], capture_output=True, text=True, check=False).stdout.splitlines()
+    except FileNotFoundError:
+        return []
+    return [line.split()[3] for line in lines if any(f"pid={pid}," in line for pid in pids)]
+
+
+def test_nothing_outlives_a_driver_that_is_killed(tmp_path):
+    process = driver(tmp_path)
+    wait_for(lambda: any(job.done_iterations for job in jobs_in(tmp_path)), process)
+    # all but two agents of Ray's own, which notice it in a minute and hold nothing
+    workers = {pid for pid in descendants(process.pid) if "Agent" not in title(pid)}
+    assert any("ray::probe" in title(pid) for pid in workers)
+    process.kill()
+    process.communicate()
+    assert not {pid: title(pid) for pid in gone(workers)}
+
+
+def node(alive=True, **resources):
+    return {"Alive": alive, "Resources": resources}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "asked", "share"),
+    [
+        ([node(CPU=8.0), node(CPU=4.0)], Resources(), (4, 0)),
+        ([node(CPU=16.0, GPU=2.0), node(CPU=64.0)], Resources(), (8, 1)),
+        ([node(CPU=16.0, GPU=2.0), node(CPU=64.0)], Resources(cpus=3, gpus=0), (3, 0)),
+        ([node(CPU=1.0), node(alive=False, CPU=64.0, GPU=8.0)], Resources(), (1, 0)),
+    ],
+)
+def test_a_fleet_takes_a_node_or_a_gpus_share_of_it(nodes, asked, share):
+    assert on_ray._share(nodes, asked) == share
+
+
+def test_a_failing_fleet_does_not_keep_the_others_from_being_trained(tmp_path, monkeypatch, capsys):
+    jobs = jobs_in(tmp_path)
+
+    def broken(job):
+        if job is jobs[0]:
+            raise RuntimeError("NaN or infinity in rho0.1-seed0")
+
+    monkeypatch.setattr(launch, "work", broken)
+    (failure,) = launch.local(jobs, Resources(), tmp_path)
+    assert failure.job is jobs[0]
+    assert "fleet 2 of 2" in capsys.readouterr().err
+
+
+def test_submitit_gives_the_same_numbers_also_when_a_job_is_preempted(alone, tmp_path, monkeypatch):
+    """By its local executor, which runs what Slurm would run. The first job is told to leave, and is queued again."""
+    monkeypatch.setenv("JAX_DEFAULT_MATMUL_PRECISION", "highest")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    jobs = jobs_in(tmp_path / "fleets")
+    sent = submit(jobs, Resources(cpus=1), tmp_path / "slurm", cluster="local")
+    end = time.monotonic() + 90
+    while jobs[0].done_iterations < 5 and time.monotonic() < end:
+        time.sleep(0.02)
+    assert not jobs[0].finished
+    (worker,) = [pid for pid in descendants(sent[0]._process.pid) if "_submit" in title(pid)]
+    os.kill(worker, signal.SIGUSR2)  # as Slurm does before it takes the machine away
+    for job in sent:
+        job.result()
+    assert len(list((jobs[0].directory / "rho0.1-seed0").glob("events*"))) == 2
+    assert_same(jobs, alone)
+
+
+def test_a_preempted_job_asks_for_the_same_work():
+    (job, _) = jobs_in(Path("nowhere"))
+    again = Work().checkpoint(job)
+    assert isinstance(again.function, Work)
+    assert again.args == (job,)
+
+
+def test_slurm_needs_slurm(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ValueError, match="finds no sbatch here"):
+        submit(jobs_in(tmp_path), Resources(), tmp_path)
+
+
+def test_work_is_what_a_launcher_does(tmp_path):
+    (job,) = schedule([dataclasses.replace(LONG, steps_per_task=64, seeds=(0,))], tmp_path).jobs
+    work(job, quiet=True)
+    assert job.finished
