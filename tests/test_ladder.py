@@ -61,7 +61,7 @@ def train(task, kind, iterations=30, rate=1e-2, rho=0.1, spoil=lambda rollout: r
     seeds = jnp.asarray(np.array(SEEDS, np.uint32))
     hyper = Hyper(*(jnp.full(runs, number, jnp.float32) for number in (rho, rate, rate / 10)))
     with envs.make(f"probe/{task}", num_envs=config.num_envs, seed=SEEDS, workers=0) as pool:
-        collector = Collector(pool, seeds, None)
+        collector = Collector(pool, np.asarray(seeds), None)
         collector.see(pool.reset()[0])
         state = fresh(config, pool.single_observation_space.shape[0], pool.single_action_space.shape[0])
         for i in range(iterations):

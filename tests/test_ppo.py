@@ -580,7 +580,7 @@ def test_collected_actions_are_not_clipped_and_successors_are_true():
     seeds = jnp.array([0, 1], jnp.uint32)
     state = filled(config, 6, 2, runs=2)
     with envs.make("probe/reach-north", num_envs=3, seed=[0, 1], workers=0) as pool:
-        collector = Collector(pool, seeds, None)
+        collector = Collector(pool, np.asarray(seeds), None)
         collector.see(pool.reset()[0])
         rollout, episodes = collector.collect(state.actor, 12, 0)
         raw = collector.obs
