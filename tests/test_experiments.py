@@ -320,30 +320,26 @@ def test_the_khatri_rao_block_without_its_matrix(x64):
 # The whole way, on the real simulator
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """`sphere experiment run metaworld-crl --scale smoke` with two of its eight methods and one seed."""
-    out = tmp_path_factory.mktemp("experiments")
+def test_from_runs_to_page(tmp_path, monkeypatch, capsys):
+    """`sphere experiment run metaworld-crl --scale smoke`, then report, with two of its eight methods and one seed."""
     module = importlib.import_module("sphere.experiments.metaworld_crl")
-    with pytest.MonkeyPatch.context() as patch:
-        short = dataclasses.replace(module.experiment, cells=lambda: methods("metaworld-crl", PAIR))
-        patch.setattr(module, "experiment", short)
-        words = ["--scale", "smoke", "--seeds", "0", "--out", str(out)]
-        assert main(["experiment", "run", "metaworld-crl", *words]) == 0
-        yield out, words
-
-
-def test_run_then_report(trained, capsys):
-    out, words = trained
+    short = dataclasses.replace(module.experiment, cells=lambda: methods("metaworld-crl", PAIR))
+    monkeypatch.setattr(module, "experiment", short)
+    words = ["--scale", "smoke", "--seeds", "0", "--out", str(tmp_path)]
+    assert main(["experiment", "run", "metaworld-crl", *words]) == 0
     assert main(["experiment", "plan", "metaworld-crl", *words]) == 0
     said = capsys.readouterr().out
     assert "2 runs in 1 fleets; 2 runs are finished; 0 environment steps are left" in said
-    records = {path: path.stat().st_mtime_ns for path in out.rglob("metrics.jsonl")}
+    records = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("metrics.jsonl")}
     assert len(records) == 2
     assert main(["experiment", "run", "metaworld-crl", *words]) == 0  # nothing left to do
     assert {path: path.stat().st_mtime_ns for path in records} == records
     assert main(["experiment", "report", "metaworld-crl", *words]) == 0
-    report = out / "smoke" / "reports" / "metaworld-crl"
+    check_report(tmp_path / "smoke" / "reports" / "metaworld-crl")
+    check_networks(find("metaworld-crl").found("smoke", (0,), tmp_path), tmp_path / "networks")
+
+
+def check_report(report: Path) -> None:
     for name in ("metaworld-crl-tasks", "metaworld-averages"):
         for form in ("txt", "md", "tex", "csv"):
             assert "smoke" in (report / "tables" / f"{name}.{form}").read_text() or form == "csv"
@@ -358,18 +354,15 @@ def test_run_then_report(trained, capsys):
     assert page.count("data:image/svg+xml;base64,") == 2
 
 
-def test_experiments_that_look_at_networks(trained, tmp_path):
-    """On the checkpoints of the same runs; to t-SNE they are the runs on the first two tasks."""
-    out, _ = trained
-    found = find("metaworld-crl").found("smoke", (0,), out)
+def check_networks(found: Found, out: Path) -> None:
+    """Experiments that look at checkpoints, on the same runs; to t-SNE they are the runs on the first two tasks."""
     tables = {}
     for name in NETWORKS:
         results = find(name).results(found)
         (tables[name],) = results.tables
         assert [row[0] for row in tables[name].rows] == list(PAIR)
-        written = write_results(
-            name, dataclasses.replace(find(name), results=lambda _, r=results: r), found, tmp_path / name
-        )
+        made_before = dataclasses.replace(find(name), results=lambda _, r=results: r)
+        written = write_results(name, made_before, found, out / name)
         assert {path.suffix for path in written} == {".svg", ".pdf", ".png", ".txt", ".md", ".tex", ".csv", ".html"}
     for name in ("feature-rank", "kronecker", "kfac"):
         assert all(-1 <= row[2].mean <= 1 for row in tables[name].rows)

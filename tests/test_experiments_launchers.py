@@ -25,7 +25,7 @@ LONG = dataclasses.replace(
     steps_per_task=64 * 80,
     seeds=(0,),
     rho=(0.1,),
-    workers=0,
+    workers=1,
     checkpoint_every=10,
     evaluation=Evaluation(every=64 * 50, episodes=2, heldout=16),
 )

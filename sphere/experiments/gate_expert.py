@@ -45,7 +45,7 @@ def results(found: Found) -> Results:
     size, _ = batch_size(found.scale)
     rows: list[list[Cell]] = []
     cosines = {}
-    for label, one in first_snapshots(found, PAIR, rollout=4 * size).items():
+    for label, one in first_snapshots(found, PAIR).items():
         gate, expert = jax.jit(ntk.blocks)(one.actor, jnp.asarray(one.rollout[:: len(one.rollout) // size][:size]))
         cosines[label] = float(block_cosine(gate, expert))
         bound = gate_expert_decoupling(gate, expert, 2 * len(gate))

@@ -41,9 +41,11 @@ def results(found: Found) -> Results:
     for label in PAIR:
         runs = sorted((run for run in found.runs(label) if run.finished), key=lambda run: (run.seed, len(run.tasks)))
         for run in [run for run in runs if run.seed == runs[0].seed]:
-            if "start" not in (mine := panels.setdefault(label, {})) and (one := snapshot(run, fresh=True)):
+            if "start" not in (mine := panels.setdefault(label, {})) and (
+                one := snapshot(run, found.scale, fresh=True)
+            ):
                 mine["start"] = features(one)
-            if one := snapshot(run):
+            if one := snapshot(run, found.scale):
                 mine[f"after {short(run.tasks[-1])}"] = features(one)
     columns = list(dict.fromkeys(name for mine in panels.values() for name in mine))
     rows: list[list[Entry]] = [

@@ -1,7 +1,9 @@
 """Experiments that look at networks: a run's policy from its newest checkpoint, and states to look at it on."""
 
+import functools
 import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -28,38 +30,48 @@ class Snapshot(NamedTuple):
     """States of the task that the run is at, met by acting as in training, [state, observation]."""
 
 
-def snapshot(run: Run, rollout: int = 0, fresh: bool = False) -> Snapshot | None:
-    """Networks of a run; None if it has no checkpoint. `rollout`: at least so many states. `fresh`: before any training."""
+STATES: dict[Scale, int] = {"smoke": 256, "small": 4096, "paper": 4096}
+"""Of a run's rollouts, at least."""
+
+
+def snapshot(run: Run, scale: Scale, fresh: bool = False) -> Snapshot | None:
+    """Networks of a run; None if it has no checkpoint. `fresh`: before any training, and without a rollout."""
     directory = run.path.parent
-    if not checkpoint.checkpoints(directory):
+    kept = checkpoint.checkpoints(directory)
+    if not kept:
         return None
+    opened = _opened(directory, kept[-1].name, 0 if fresh else STATES[scale], fresh)
+    return opened[run.path.name]
+
+
+@functools.lru_cache(maxsize=16)  # runs of one fleet are wanted one after another, and opening it takes seconds
+def _opened(directory: Path, newest: str, count: int, fresh: bool) -> dict[str, Snapshot]:
     config = rebuild(FleetConfig, json.loads((directory / "fleet.json").read_bytes()))
-    place = [run_name(*one) for one in config.runs].index(run.path.name)
     fleet = Fleet(config, directory)
     try:
         if not fresh:
             fleet.resume()
         states = fleet.heldout
         if states is None:
-            raise ValueError(f"{run.name} has no held-out states; train it with --evaluation.heldout 256")
+            raise ValueError(f"{directory} has no held-out states; train it with --evaluation.heldout 256")
         raw = np.broadcast_to(states, (len(config.runs), *states.shape))
         seen = raw.astype(np.float32) if fleet.statistics is None else fleet.statistics.normalise(raw)
-        met = _rollouts(fleet, place, rollout) if rollout else np.zeros((0, states.shape[1]), np.float32)
-        return Snapshot(jax.tree.map(lambda leaf: leaf[place], fleet.actor), seen[place], met)
+        met = np.concatenate([_rollouts(group, count) for group in fleet.groups])
+        return {
+            run_name(*one): Snapshot(jax.tree.map(lambda leaf, i=i: leaf[i], fleet.actor), seen[i], met[i])
+            for i, one in enumerate(config.runs)
+        }
     finally:
         fleet.close()
 
 
-def _rollouts(fleet: Fleet, place: int, count: int) -> np.ndarray:
-    for group in fleet.groups:
-        if place < len(group.seeds):
-            break
-        place -= len(group.seeds)
-    found: list[np.ndarray] = []
-    while sum(map(len, found)) < count:
+def _rollouts(group: Any, count: int) -> np.ndarray:
+    """[run, state, observation] of a group's runs, acting as in training."""
+    found = [np.zeros((len(group.seeds), 0, group.obs_size), np.float32)]
+    while sum(part.shape[1] for part in found) < count:
         rollout, _ = group.collector.collect(group.actor, group.program.rollout_steps, FRESH_NOISE + len(found))
-        found.append(np.asarray(rollout.obs[place]).reshape(-1, rollout.obs.shape[-1]))
-    return np.concatenate(found)[:count]
+        found.append(np.asarray(rollout.obs).reshape(len(group.seeds), -1, group.obs_size))
+    return np.concatenate(found, axis=1)[:, :count]
 
 
 def batches(states: np.ndarray, size: int, count: int, seed: int = 0) -> np.ndarray:
@@ -75,12 +87,12 @@ def batch_size(scale: Scale) -> tuple[int, int]:
     return (16, 8) if scale == "smoke" else (64, 100)
 
 
-def first_snapshots(found: Found, labels: Sequence[str], rollout: int = 0) -> dict[str, Snapshot]:
+def first_snapshots(found: Found, labels: Sequence[str]) -> dict[str, Snapshot]:
     """Of the first seed of each label that has finished."""
     snapshots = {}
     for label in labels:
         done = sorted((run for run in found.runs(label) if run.finished), key=lambda run: run.seed)
-        if done and (one := snapshot(done[0], rollout)):
+        if done and (one := snapshot(done[0], found.scale)):
             snapshots[label] = one
     return snapshots
 
@@ -91,7 +103,7 @@ def by_batch(
     """Two numbers of every batch of rollout states, or two arrays, for each label."""
     size, count = batch_size(found.scale)
     points = {}
-    for label, one in first_snapshots(found, labels, rollout=64 * size).items():
+    for label, one in first_snapshots(found, labels).items():
         states = jnp.asarray(batches(one.rollout, size, count))
         first, second = jax.jit(lambda actor, x: jax.lax.map(lambda s: function(actor, s), x))(one.actor, states)
         points[label] = (np.ravel(first).astype(float), np.ravel(second).astype(float))

@@ -39,12 +39,14 @@ def write_results(name: str, experiment: Experiment, found: Found, out: Path) ->
             write(text, out / "tables" / f"{one.name}.{form}")
             written.append(out / "tables" / f"{one.name}.{form}")
     pictures = [path for path in written if path.suffix == ".svg"]
-    write(render(found.loaded, lead=[_section(name, experiment, warning, tables, pictures)]), out / "index.html")
+    # on the page the warning stands once, at the top; a file that travels alone carries its own
+    shown = [_marked(one, found.scale, "") for one in results.tables]
+    write(render(found.loaded, lead=[_section(name, experiment, warning, shown, pictures)]), out / "index.html")
     return [*written, out / "index.html"]
 
 
 def _marked(one: Table, scale: Scale, warning: str) -> Table:
-    if not warning:
+    if scale not in WARNINGS:
         return one
     return dataclasses.replace(one, title=f"[{scale}] {one.title}", note=f"{warning} {one.note}".strip())
 
@@ -59,7 +61,7 @@ def _section(
         parts += [element("h3", one.title), table(one)]
     for path in pictures:
         data = base64.b64encode(path.read_bytes()).decode()
-        image = Markup(f'<img src="data:image/svg+xml;base64,{data}" style="max-width:100%">')
+        image = Markup(f'<img src="data:image/svg+xml;base64,{data}" alt="{path.stem}" style="max-width:100%">')
         parts.append(element("figure", image, element("figcaption", path.stem)))
     parts.append(
         element("p", f"In the paper: {experiment.source}. All that was recorded follows below.", class_="note")
