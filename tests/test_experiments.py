@@ -146,6 +146,8 @@ def test_a_baseline_joins_a_penalty_only_where_its_numbers_stay_the_same():
 def test_large_fleets_are_split_and_uneven_seeds_kept_apart():
     many = [with_run(TINY, seed, rho) for rho in (0.1, 0.2, 0.3, 0.4, 0.5) for seed in range(8)]
     assert [len(config.runs) for config in group(many)] == [16, 16, 8]
+    seeds = [with_run(TINY, seed, 0.1) for seed in range(45)]
+    assert [len(config.runs) for config in group(seeds)] == [20, 20, 5]
     uneven = [with_run(TINY, 0, 0.1), with_run(TINY, 1, 0.1), with_run(TINY, 0, 0.2)]
     assert [(config.seeds, config.rho) for config in group(uneven)] == [((0, 1), (0.1,)), ((0,), (0.2,))]
 

@@ -153,7 +153,9 @@ def _products(runs: Sequence[FleetConfig], penalty: PenaltyConfig | None) -> lis
         seeds.setdefault(run.rho[0], []).append(run.seeds[0])
     alike: dict[tuple[int, ...], list[float]] = {}
     for rho, some in seeds.items():
-        alike.setdefault(tuple(sorted(some)), []).append(rho)
+        ordered = sorted(some)
+        for start in range(0, len(ordered), MOST_RUNS):
+            alike.setdefault(tuple(ordered[start : start + MOST_RUNS]), []).append(rho)
     ppo = dataclasses.replace(runs[0].ppo, penalty=penalty)
     found = []
     for some_seeds, some_rho in alike.items():
