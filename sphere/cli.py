@@ -1,7 +1,5 @@
 """The command line: `sphere train`, `resume`, `eval`, `show` and others (see USAGE), also as `python -m sphere`."""
 
-import dataclasses
-import difflib
 import json
 import runpy
 import sys
@@ -12,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from sphere.mistakes import UserError, nearest
 from sphere.runs.settings import FleetConfig
 
 USAGE = """usage: sphere COMMAND ...
@@ -31,138 +30,6 @@ USAGE = """usage: sphere COMMAND ...
   bench    measure this machine:      sphere bench update
 
 sphere COMMAND --help tells more."""
-
-
-class UserError(Exception):
-    """Something the person at the keyboard can mend; printed without a traceback."""
-
-
-@dataclass(frozen=True)
-class Train:
-    """Train every seed with every rho as one fleet."""
-
-    fleet: Annotated[FleetConfig, tyro.conf.arg(name="")]
-    out: Path | None = None
-    """Directory for records and checkpoints; default: runs/ and the names of preset, actor and method."""
-    dry_run: bool = False
-    """Print the plan (runs, steps, memory, estimated hours) and stop."""
-    quiet: bool = False
-    """No progress."""
-
-
-def _nearest(what: str, name: str, known: list[str]) -> UserError:
-    near = difflib.get_close_matches(name, known, n=1)
-    return UserError(
-        f"no {what} {name!r}; " + (f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}")
-    )
-
-
-def _take(arguments: list[str], option: str) -> tuple[str | None, list[str]]:
-    """The value of one option and the arguments without it."""
-    for index, argument in enumerate(arguments):
-        if argument == option and index + 1 < len(arguments):
-            return arguments[index + 1], arguments[:index] + arguments[index + 2 :]
-        if argument.startswith(option + "="):
-            return argument.split("=", 1)[1], arguments[:index] + arguments[index + 1 :]
-    return None, arguments
-
-
-def _full_tasks(arguments: list[str], suite: str) -> list[str]:
-    """`--tasks hammer push` may leave out the suite of the preset."""
-    if "--tasks" not in arguments:
-        return arguments
-    result = list(arguments)
-    index = result.index("--tasks") + 1
-    while index < len(result) and not result[index].startswith("--"):
-        if "/" not in result[index]:
-            result[index] = f"{suite}/{result[index]}"
-        index += 1
-    return result
-
-
-def _methods(arguments: list[str]) -> tuple[str | None, list[str]]:
-    """`--method`, which takes one name; several would each need a program of its own."""
-    method, rest = _take(arguments, "--method")
-    if method is None or f"--method={method}" in arguments:
-        return method, rest
-    index = arguments.index("--method")
-    more = rest[index:]
-    for end, word in enumerate(more):
-        if word.startswith("-"):
-            more = more[:end]
-            break
-    if more:
-        raise UserError(
-            f"methods {', '.join([method, *more])} do not share a program, so each is a fleet of its own: call sphere train "
-            "once for each. Several methods in one run are joined by +; SPHERE beside none is --method sphere --rho 0 0.1"
-        )
-    return method, rest
-
-
-def _method_options(arguments: list[str], fleet: FleetConfig) -> list[str]:
-    """`--cbp.decay` is short for `--ppo.mitigations.cbp.decay`, `--sphere.variant` for `--ppo.penalty.variant`."""
-    from sphere.runs.choices import ALIASES, method_names
-
-    chosen = {method.name for method in fleet.ppo.methods}
-    result = []
-    for argument in arguments:
-        name, dot, rest = argument.removeprefix("--").partition(".")
-        name = ALIASES.get(name, name)
-        if argument.startswith("--") and dot and name in method_names():
-            if name not in chosen:
-                raise UserError(
-                    f"{argument} is a setting of the method {name}, which is not chosen; add --method {name}"
-                )
-            argument = f"--ppo.penalty.{rest}" if name == "sphere" else f"--ppo.mitigations.{name}.{rest}"
-        result.append(argument)
-    return result
-
-
-def _description(methods: list[str], actors: list[str]) -> str:
-    return (
-        f"{Train.__doc__} --method NAME: {', '.join(methods)}, or several as sphere+layernorm; the settings of those chosen "
-        "are among the options, and --cbp.decay is short for --ppo.mitigations.cbp.decay. "
-        f"--actor NAME: {', '.join(actors)}."
-    )
-
-
-def train(arguments: list[str]) -> None:
-    from sphere import envs
-    from sphere.runs.choices import ACTORS, method_names, tenfold, with_actor, with_method
-    from sphere.runs.loop import train as run
-    from sphere.runs.plan import plan
-    from sphere.runs.presets import PRESETS, preset
-
-    name, rest = _take(arguments, "--preset")
-    if name is None and "--help" not in rest and "-h" not in rest:
-        raise UserError(f"which settings? add --preset NAME; there are {', '.join(PRESETS)}")
-    start = preset(name or next(iter(PRESETS)))
-    method, rest = _methods(rest)
-    actor, rest = _take(rest, "--actor")
-    start = with_actor(start, actor) if actor else start
-    start = with_method(start, method) if method else start
-    suite = start.tasks[0].split("/")[0]
-    parsed = tyro.cli(
-        Train,
-        prog=f"sphere train --preset {name or 'NAME'}",
-        description=_description(method_names(), list(ACTORS)),
-        default=Train(start),
-        args=_method_options(_full_tasks(rest, suite), start),
-        config=(tyro.conf.AvoidSubcommands,),
-    )
-    if actor == "ppo-10x":
-        parsed = dataclasses.replace(parsed, fleet=tenfold(parsed.fleet))
-    for task in parsed.fleet.tasks:
-        known = [f"{task.split('/')[0]}/{one}" for one in envs.tasks(task.split("/")[0])]
-        if task not in known:
-            raise _nearest("task", task, known)
-    out = parsed.out or Path("runs") / "-".join(word for word in (name, actor, method) if word)
-    if parsed.dry_run:
-        print(plan(parsed.fleet, out))
-        return
-    if (out / "fleet.json").exists():
-        raise UserError(f"{out} holds a fleet already; go on with: sphere resume {out}, or choose another --out")
-    run(parsed.fleet, out, quiet=parsed.quiet)
 
 
 def _fleet(directory: Path) -> FleetConfig:
@@ -289,6 +156,12 @@ def watch(arguments: list[str]) -> None:
     serve(options.directories, options.host, options.port, options.success)
 
 
+def train(arguments: list[str]) -> None:
+    from sphere.train_cli import train as act
+
+    act(arguments)
+
+
 def experiment(arguments: list[str]) -> None:
     from sphere.experiment_cli import experiment as act
 
@@ -303,7 +176,7 @@ def verify(arguments: list[str]) -> None:
         print(checks_usage)
         return
     if arguments[0] not in CHECKS:
-        raise _nearest("check", arguments[0], list(CHECKS))
+        raise nearest("check", arguments[0], list(CHECKS))
     if not CHECKS[arguments[0]](arguments[1:]):
         sys.exit(1)
 
@@ -326,7 +199,7 @@ def heldout(arguments: list[str]) -> None:
 
     options = tyro.cli(Heldout, prog="sphere heldout", args=arguments)
     if options.suite not in RECIPES:
-        raise _nearest("recipe for held-out states of", options.suite, list(RECIPES))
+        raise nearest("recipe for held-out states of", options.suite, list(RECIPES))
     work = options.work or Path("runs") / f"heldout-{options.suite}"
     out = options.out or Path(f"{options.suite}.npz")
     run(RECIPES[options.suite], work, resume=(work / "fleet.json").exists())
@@ -352,7 +225,7 @@ def assets(arguments: list[str]) -> None:
 
     options = tyro.cli(Assets, prog="sphere assets", args=arguments)
     if options.suite not in files.COLLECTIONS:
-        raise _nearest("suite with files to get", options.suite, list(files.COLLECTIONS))
+        raise nearest("suite with files to get", options.suite, list(files.COLLECTIONS))
     print(f"installed in {files.install(options.suite, options.source, say=print)}")
 
 
@@ -388,7 +261,7 @@ def bench(arguments: list[str]) -> None:
         print(f"usage: sphere bench NAME ...; there are {', '.join(known)}")
         return
     if arguments[0] not in known:
-        raise _nearest("benchmark", arguments[0], known)
+        raise nearest("benchmark", arguments[0], known)
     sys.path.insert(0, str(root))
     sys.argv = [f"sphere bench {arguments[0]}", *arguments[1:]]
     runpy.run_module(f"benchmarks.{arguments[0]}", run_name="__main__")
@@ -418,7 +291,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     try:
         if arguments[0] not in COMMANDS:
-            raise _nearest("command", arguments[0], list(COMMANDS))
+            raise nearest("command", arguments[0], list(COMMANDS))
         COMMANDS[arguments[0]](arguments[1:])
     except (UserError, ValueError, OSError, RuntimeError) as error:
         print(f"sphere: {error}", file=sys.stderr)

@@ -20,6 +20,7 @@ LAYERS = (
     ("mitigations",),
     ("algos",),
     ("envs",),
+    ("mistakes",),
     ("runs",),
     ("report",),
     ("study",),
@@ -27,6 +28,7 @@ LAYERS = (
     ("experiment_cli",),
     ("verify", "demo"),
     ("compare",),
+    ("train_cli",),
     ("cli",),
     ("__main__",),
 )

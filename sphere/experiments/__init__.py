@@ -4,10 +4,10 @@ A file's name with - for _ is the experiment's name. It holds `experiment`, a `s
 else is needed for `sphere experiment` to know it.
 """
 
-import difflib
 import importlib
 import pkgutil
 
+from sphere.mistakes import nearest
 from sphere.study.experiment import Experiment
 
 NAMES = sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(__path__))
@@ -15,7 +15,5 @@ NAMES = sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(
 
 def find(name: str) -> Experiment:
     if name not in NAMES:
-        near = difflib.get_close_matches(name, NAMES, n=1)
-        hint = f"did you mean {near[0]}?" if near else "sphere experiment list shows all"
-        raise ValueError(f"no experiment {name!r}; {hint}")
+        raise nearest("experiment", name, NAMES)
     return importlib.import_module(f"{__name__}.{name.replace('-', '_')}").experiment

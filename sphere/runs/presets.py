@@ -1,9 +1,9 @@
 """Settings by name: `sphere train --preset NAME`."""
 
 import dataclasses
-import difflib
 
 from sphere.algos.ppo import PPOConfig
+from sphere.mistakes import nearest
 from sphere.nets import NetConfig
 from sphere.runs.settings import Evaluation, FleetConfig, Simulator
 from sphere.variants import PenaltyConfig
@@ -109,7 +109,5 @@ PRESETS: dict[str, FleetConfig] = {
 
 def preset(name: str) -> FleetConfig:
     if name not in PRESETS:
-        near = difflib.get_close_matches(name, PRESETS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(PRESETS)}"
-        raise ValueError(f"no preset {name!r}; {hint}")
+        raise nearest("preset", name, PRESETS)
     return PRESETS[name]
