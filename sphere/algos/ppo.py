@@ -39,6 +39,7 @@ from sphere.mitigations.method import Role, overrides
 from sphere.nets import GaussianActor
 
 __all__ = [
+    "ACT",
     "ActorTerms",
     "Batch",
     "GaussianActor",
@@ -58,14 +59,6 @@ __all__ = [
     "minibatch",
     "prepare",
 ]
-
-
-def noise(
-    seed: Integer[Array, ""], iteration: Integer[Array, ""], shape: tuple[int, ...]
-) -> Float[Array, "time env act"]:
-    """The unit normal numbers of a whole rollout: an action is its mean plus exp(log_std) times these."""
-    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), ACT), iteration)
-    return jax.random.normal(key, shape)
 
 
 def log_prob(
@@ -179,13 +172,6 @@ def begin_task_fleet(config: PPOConfig, state: PPOState, seeds: Integer[Numbers,
 EXACT = {"xla_gpu_deterministic_ops": True, "xla_gpu_enable_triton_gemm": False}
 """Compiler options for the same bits in every process: without, a GPU's kernels are those that happened to be fastest.
 Without Triton's products, because some have no kernel at all unless they are timed (jax 0.11: "No supported config found")."""
-
-
-@partial(jax.jit, static_argnums=2)
-def noise_fleet(
-    seeds: Integer[Numbers, " run"], iteration: Numbers, shape: tuple[int, ...]
-) -> Float[Array, "run time env act"]:
-    return jax.vmap(lambda seed: noise(seed, iteration, shape))(seeds)
 
 
 @partial(jax.jit, compiler_options=EXACT)

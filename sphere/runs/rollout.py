@@ -43,10 +43,6 @@ class Statistics:
         return {"mean": self.mean, "var": self.var, "count": self.count}
 
 
-ACT = 2
-"""The word in a seed by which exploration draws other numbers than all else of the run."""
-
-
 class Episodes(NamedTuple):
     """Finished episodes of a rollout or an evaluation, one entry each."""
 
@@ -60,7 +56,7 @@ class Episodes(NamedTuple):
 
 def unit_noise(seeds: np.ndarray, iteration: int, shape: tuple[int, ...]) -> np.ndarray:
     """The unit normal numbers [run, *shape] of a whole rollout. By numpy: a GPU may be busy with an update."""
-    streams = [np.random.default_rng([int(seed), ACT, iteration]) for seed in seeds]
+    streams = [np.random.default_rng([int(seed), ppo.ACT, iteration]) for seed in seeds]
     return np.stack([stream.standard_normal(shape, np.float32) for stream in streams])
 
 
