@@ -133,6 +133,22 @@ def test_once_stops_where_every_environment_has_ended_an_episode(actor):
         assert len(rows) < 6 * 10
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_ctrl_c_in_a_rollout_is_itself_and_closes_the_pool(actor, workers, monkeypatch):
+    monkeypatch.setattr(module, "CHUNK", 4)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with pool(workers) as free:
+        free.reset()
+        rollouts = Rollouts(free, plain.spec(actor), plain.arrays(actor))
+        monkeypatch.setattr(free, "account", interrupt)  # while the workers are at the second piece
+        with pytest.raises(KeyboardInterrupt):
+            rollouts.run(12)
+        assert free.closed
+
+
 def test_a_diverged_policy_is_told_and_closes_the_pool(actor):
     with pool(1) as free:
         free.reset()

@@ -77,9 +77,10 @@ class Rollouts:
         self._tell("follow", lambda part: (self.region,))
         try:
             finished = self._freely(log, once) if after is None else self._together(log, after)
-        finally:
-            if not self.pool.closed:
-                self._tell("follow", lambda part: (None,))
+        except BaseException:
+            self.pool.close()  # on Ctrl-C too: a worker may be in the middle of a piece
+            raise
+        self._tell("follow", lambda part: (None,))
         return log, finished
 
     def _log(self, steps: int) -> np.ndarray:

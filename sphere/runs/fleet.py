@@ -15,6 +15,7 @@ import numpy as np
 from sphere import envs
 from sphere.algos import ppo
 from sphere.diagnostics import diagnose, expert_load
+from sphere.envs.pool import MANY
 from sphere.envs.worker import cores
 from sphere.runs import checkpoint, heldout
 from sphere.runs.group import Group, task_name
@@ -31,10 +32,6 @@ _diagnose = jax.jit(jax.vmap(diagnose), compiler_options=ppo.EXACT)
 @jax.vmap
 def _loads(net: Any, states: jax.Array) -> jax.Array:
     return expert_load(getattr(net, "trunk", net)(states)[1])
-
-
-MANY_CORES = 8
-"""From here on, simulating and learning at the same time are worth having, if a GPU does the learning."""
 
 
 def _joined(trees: list[Any]) -> Any:
@@ -90,7 +87,7 @@ class Fleet:
     def _halves(self) -> list[list[tuple[int, float]]]:
         runs, wanted = self.config.runs, self.config.overlap
         if wanted is None:
-            wanted = jax.default_backend() != "cpu" and cores() >= MANY_CORES
+            wanted = jax.default_backend() != "cpu" and cores() >= MANY
         middle = (len(runs) + 1) // 2
         return [runs[:middle], runs[middle:]] if wanted and len(runs) > 1 else [runs]
 

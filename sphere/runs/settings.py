@@ -78,8 +78,8 @@ class FleetConfig:
     """Let one half of the runs collect while the other half learns; default: where a GPU learns and there are eight cores or
     more. Results do not depend on it."""
     workers: int | None = None
-    """Simulator processes; default: one less than cores, and below eight cores the learner steps a share itself. Results do
-    not depend on it."""
+    """Simulator processes of a group of runs; default: all cores, halved where halves overlap; below eight cores the learner
+    is one of them. Results do not depend on it."""
 
     def __post_init__(self) -> None:
         if not self.tasks:
