@@ -38,8 +38,8 @@ bench: $(READY)
 	$(RUN) -m benchmarks.penalty
 	$(RUN) -m benchmarks.ntk
 
-# For a machine without a network that has jax: make bundle PY=3.12, copy the folder, PYTHONPATH=bundle python3 -m sphere
-# With TESTS=1 also pytest and its like, to test a checkout there: PYTHONPATH=.:bundle python3 -m pytest
+# For a machine without a network that has jax: make bundle PY=3.12, copy and unpack bundle.tar.xz, PYTHONPATH=bundle python3 -m sphere
+# With TESTS=1 also what tests need, to test a checkout there: PYTHONPATH=.:bundle python3 -m pytest
 bundle: $(READY)
 	$(RUN) scripts/bundle.py --python $(PY) $(if $(TESTS),--tests)
 

@@ -36,6 +36,11 @@ TINY = FleetConfig(
 )
 
 
+def python_path(first: Path) -> str:
+    """For another process: `first`, then what this one was given."""
+    return os.pathsep.join(filter(None, [str(first), os.environ.get("PYTHONPATH")]))
+
+
 def write(config: FleetConfig, directory: Path) -> None:
     """The fleet's settings as `sphere train` leaves them at its start, so that `sphere resume` can do the rest."""
     directory.mkdir(parents=True)

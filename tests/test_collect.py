@@ -19,7 +19,8 @@ def collected(tmp_path_factory):
     """Two rollouts of a fleet of two, and of its second run alone; the policy's standard deviation is not 1."""
     found = {}
     for seeds in ((0, 1), (1,)):
-        config = dataclasses.replace(TINY, seeds=seeds, rho=(0.0,), workers=0, normalise_observations=False)
+        alone = {"workers": 0, "overlap": False, "normalise_observations": False}
+        config = dataclasses.replace(TINY, seeds=seeds, rho=(0.0,), **alone)
         fleet = Fleet(config, tmp_path_factory.mktemp("fleet"))
         fleet.begin_task()
         actor = eqx.tree_at(lambda actor: actor.log_std, fleet.state.actor, replace_fn=lambda log_std: log_std - 0.7)

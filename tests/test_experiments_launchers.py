@@ -58,9 +58,10 @@ def jobs_in(root: Path) -> list[Job]:
 
 
 def driver(root: Path) -> subprocess.Popen:
+    pytest.importorskip("ray")
     environment = {
         "JAX_DEFAULT_MATMUL_PRECISION": "highest",  # as in the tests' own process
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": fleets.python_path(ROOT),
         "RAY_TMPDIR": "/tmp",  # paths of sockets must be short
     }
     return subprocess.Popen(
@@ -201,7 +202,7 @@ def test_a_failing_fleet_does_not_keep_the_others_from_being_trained(tmp_path, m
 def test_submitit_gives_the_same_numbers_also_when_a_job_is_preempted(alone, tmp_path, monkeypatch):
     """By its local executor, which runs what Slurm would run. The first job is told to leave, and is queued again."""
     monkeypatch.setenv("JAX_DEFAULT_MATMUL_PRECISION", "highest")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", fleets.python_path(ROOT))
     jobs = jobs_in(tmp_path / "fleets")
     sent = submit(jobs, Resources(cpus=1), tmp_path / "slurm", cluster="local")
     end = time.monotonic() + 90

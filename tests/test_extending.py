@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import fleets
 import numpy as np
 import pytest
 
@@ -60,7 +61,7 @@ def extended(tmp_path_factory):
 
 
 def python(copy, *words):
-    environment = {**os.environ, "PYTHONPATH": str(copy)}
+    environment = {**os.environ, "PYTHONPATH": fleets.python_path(copy)}
     return subprocess.run(
         [sys.executable, *words], cwd=copy, env=environment, capture_output=True, text=True, timeout=240, check=False
     )

@@ -10,6 +10,7 @@ from sphere import envs
 from sphere.envs import metaworld, metaworld_origin, metaworld_verify
 from sphere.envs.metaworld import MetaWorld
 from sphere.envs.metaworld_verify import ENVS, EPISODE, Row, verify
+from sphere.mistakes import UserError
 
 ORDER = "hammer push-wall faucet-close push-back stick-pull handle-press-side push shelf-place window-close"
 
@@ -180,8 +181,8 @@ def test_a_picture_changes_nothing():
     play(batch, 3), play(double, 3)
     try:
         pictures = [batch.render(i) for i in range(2)]
-    except (ImportError, AttributeError, RuntimeError) as error:
-        pytest.skip(f"no off-screen rendering here: {error}")
+    except UserError as error:
+        pytest.skip(str(error))
     assert pictures[0].shape == (480, 480, 3)
     assert pictures[0].dtype == np.uint8
     assert pictures[0].std() > 10

@@ -169,9 +169,14 @@ def begin_task_fleet(config: PPOConfig, state: PPOState, seeds: Integer[Numbers,
     return _begin_task_fleet(config, keep, state, seeds) if state.mitigation else state
 
 
-EXACT = {"xla_gpu_deterministic_ops": True, "xla_gpu_enable_triton_gemm": False}
+EXACT = {
+    "xla_gpu_deterministic_ops": True,
+    "xla_gpu_enable_triton_gemm": False,
+    "xla_gpu_enable_dynamic_slice_fusion": False,
+}
 """Compiler options for the same bits in every process: without, a GPU's kernels are those that happened to be fastest.
-Without Triton's products, because some have no kernel at all unless they are timed (jax 0.11: "No supported config found")."""
+Without Triton's products, because some have no kernel at all unless they are timed (jax 0.11: "No supported config found").
+Products do not write into slices of larger arrays either: cuBLAS then finds its first choice to be unsupported."""
 
 
 @partial(jax.jit, compiler_options=EXACT)

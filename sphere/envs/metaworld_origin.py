@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from sphere.envs.metaworld_scene import Start
+from sphere.mistakes import UserError
 
 Row = Float[np.ndarray, " k"]
 
@@ -165,8 +166,12 @@ def c_library() -> ctypes.CDLL:
 
 def renderer(mujoco: Any, model: Any) -> Any:
     """Off-screen, through what MUJOCO_GL names; by default EGL, which needs no display."""
-    if "MUJOCO_GL" not in os.environ:
-        from mujoco import egl, gl_context
+    try:
+        if "MUJOCO_GL" not in os.environ:
+            from mujoco import egl, gl_context
 
-        gl_context.GLContext = egl.GLContext
-    return mujoco.Renderer(model, FRAME, FRAME)
+            gl_context.GLContext = egl.GLContext
+        return mujoco.Renderer(model, FRAME, FRAME)
+    except (ImportError, AttributeError, RuntimeError) as error:  # no binding, no library, no driver
+        hint = "install EGL (Debian: libegl1, libgl1) and PyOpenGL, or set MUJOCO_GL=osmesa (Debian: libosmesa6)"
+        raise UserError(f"pictures cannot be drawn off-screen here: {error}; {hint}") from error
