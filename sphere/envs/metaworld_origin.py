@@ -9,7 +9,6 @@ import numpy as np
 from jaxtyping import Float
 
 from sphere.envs.metaworld_scene import Start
-from sphere.mistakes import UserError
 
 Row = Float[np.ndarray, " k"]
 
@@ -164,6 +163,10 @@ def c_library() -> ctypes.CDLL:
     return ctypes.CDLL(None)
 
 
+class NoPictures(RuntimeError):
+    """There is nothing to draw with."""
+
+
 def renderer(mujoco: Any, model: Any) -> Any:
     """Off-screen, through what MUJOCO_GL names; by default EGL, which needs no display."""
     try:
@@ -174,4 +177,4 @@ def renderer(mujoco: Any, model: Any) -> Any:
         return mujoco.Renderer(model, FRAME, FRAME)
     except (ImportError, AttributeError, RuntimeError) as error:  # no binding, no library, no driver
         hint = "install EGL (Debian: libegl1, libgl1) and PyOpenGL, or set MUJOCO_GL=osmesa (Debian: libosmesa6)"
-        raise UserError(f"pictures cannot be drawn off-screen here: {error}; {hint}") from error
+        raise NoPictures(f"pictures cannot be drawn off-screen here: {error}; {hint}") from error
