@@ -4,7 +4,7 @@ import os
 from importlib.metadata import version
 from pathlib import Path
 
-# Compiling is most of what tests do: with less optimisation, and large programs shared between processes and with the next run.
+# Compiling is most of what tests do: with less optimisation, large programs shared between processes and with the next run.
 if version("jaxlib").startswith("0.10."):  # a later one may not know these, and leaves where it does not
     QUICKLY = "--xla_backend_optimization_level=1 --xla_cpu_use_fusion_emitters=false"
     os.environ["XLA_FLAGS"] = f"{QUICKLY} {os.environ.get('XLA_FLAGS', '')}"

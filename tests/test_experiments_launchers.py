@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import fleets
+import jax
 import numpy as np
 import pytest
 from fleets import TINY
@@ -39,7 +40,7 @@ from test_experiments_launchers import CONFIGS
 from sphere.study.fleets import schedule
 from sphere.study.launch import LAUNCHERS, Resources
 jobs = [job for config in CONFIGS for job in schedule([config], Path(sys.argv[1])).open]
-failed = LAUNCHERS["ray"](jobs, Resources(cpus=1, gpus=0), Path(sys.argv[1]))
+failed = LAUNCHERS["ray"](jobs, Resources(cpus=1), Path(sys.argv[1]))
 sys.exit(len(failed))
 """
 
@@ -204,7 +205,8 @@ def test_submitit_gives_the_same_numbers_also_when_a_job_is_preempted(alone, tmp
     monkeypatch.setenv("JAX_DEFAULT_MATMUL_PRECISION", "highest")
     monkeypatch.setenv("PYTHONPATH", fleets.python_path(ROOT))
     jobs = jobs_in(tmp_path / "fleets")
-    sent = submit(jobs, Resources(cpus=1), tmp_path / "slurm", cluster="local")
+    gpus = int(jax.default_backend() == "gpu")  # where the others were trained: submitit hides what is not asked for
+    sent = submit(jobs, Resources(cpus=1, gpus=gpus), tmp_path / "slurm", cluster="local")
     end = time.monotonic() + 90
     while jobs[0].done_iterations < 5 and time.monotonic() < end:
         time.sleep(0.02)

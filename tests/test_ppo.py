@@ -12,6 +12,7 @@ import pytest
 
 from sphere import envs
 from sphere.algos import ppo
+from sphere.algos.losses import LARGEST_LOG_RATIO
 from sphere.algos.ppo import Batch, Hyper, Metrics, PPOConfig, Rollout
 from sphere.nets import NetConfig
 from sphere.runs.rollout import Collector, Statistics
@@ -95,6 +96,25 @@ def run(tree, index):
 def assert_same_bits(found, want):
     for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(want), strict=True):
         np.testing.assert_array_equal(a, b, err_msg=jax.tree_util.keystr(path))
+
+
+@eqx.filter_jit
+def loss_and_gradient(actor, batch):
+    return eqx.filter_value_and_grad(lambda actor: ppo.actor_loss(PLAIN, actor, batch)[0])(actor)
+
+
+@pytest.mark.parametrize("advantage", [-1.0, 1.0])
+@pytest.mark.parametrize("distance", [5.0, 30.0, 500.0])
+def test_a_policy_far_from_the_one_that_acted_makes_no_infinities(distance, advantage):
+    """By the formula where float32 holds it; beyond, a sample whose ratio is astronomic has a loss but no gradient."""
+    actor = filled(PLAIN).actor
+    obs, action = jnp.ones((2, OBS)), jnp.zeros((2, ACT))
+    now = actor(obs)[0].log_prob(action)
+    batch = Batch(obs, action, now - jnp.array([distance, 0.0]), jnp.array([advantage, -advantage]), jnp.zeros(2))
+    loss, grads = loss_and_gradient(actor, batch)
+    ratio = np.exp(min(distance, LARGEST_LOG_RATIO))
+    np.testing.assert_allclose(loss, -(min(advantage * ratio, advantage * 1.2) - advantage) / 2, rtol=1e-4)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
 
 
 # Recorded updates of the released code --------------------------------------------------------------------------------

@@ -155,6 +155,6 @@ def test_a_diverged_policy_is_told_and_closes_the_pool(actor):
         arrays = plain.arrays(actor)
         rollouts = Rollouts(free, plain.spec(actor), arrays)
         rollouts.load({name: np.full_like(array, np.nan) for name, array in arrays.items()})
-        with pytest.raises(envs.pool.WorkerError, match="did it diverge"):
+        with pytest.raises(envs.pool.WorkerError, match="6 of 6 environments are not finite: has the policy diverged"):
             rollouts.run(3)
         assert free.closed

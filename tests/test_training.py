@@ -1,6 +1,7 @@
 """Training as a person meets it: it learns, it resumes exactly, and it ends in an orderly way when something breaks."""
 
 import dataclasses
+import json
 import signal
 import sys
 import time
@@ -133,20 +134,22 @@ def test_two_processes_on_one_directory(tmp_path):
     lock.close()
 
 
-def test_nan_stops_the_fleet_and_names_run_step_and_checkpoint(tmp_path):
-    config = dataclasses.replace(TINY, seeds=(0,), rho=(0.0,))
+@pytest.mark.parametrize("overlap", [False, True])
+def test_nan_stops_the_fleet_and_names_run_step_and_checkpoint(tmp_path, monkeypatch, overlap):
+    """Also where the next rollout has begun by then, in which the policy makes no sense any more."""
+    config = dataclasses.replace(TINY, rho=(0.0,), checkpoint_every=4, overlap=overlap)
+    update = ppo.update_fleet
 
-    def poison(self, ahead):
-        metrics, episodes = advance(self, ahead)
-        if self.total_iterations == 5:
-            metrics = metrics._replace(finite=np.array([False]))
-        return metrics, episodes
+    def poisoned(program, state, hyper, rollout, seeds, iteration, progress):
+        if iteration == 5 and 0 in np.asarray(seeds):
+            rollout = rollout._replace(log_prob=rollout.log_prob.at[0].set(np.nan))
+        return update(program, state, hyper, rollout, seeds, iteration, progress)
 
-    advance = Fleet.advance
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Fleet, "advance", poison)
-        with pytest.raises(NonFinite, match=r"rho0-seed0 at step 320 of probe/reach-north.*checkpoint-0*4\.npz"):
-            train(config, tmp_path / "fleet", quiet=True)
+    monkeypatch.setattr(ppo, "update_fleet", poisoned)
+    with pytest.raises(NonFinite, match=r"in rho0-seed0 at step 384 of probe/reach-north.*checkpoint-0*4\.npz"):
+        train(config, tmp_path / "fleet", quiet=True)
+    (last,) = (tmp_path / "fleet" / "rho0-seed0" / "metrics.jsonl").read_text().splitlines()[-1:]
+    assert json.loads(last)["train/policy_loss"] == "nan"
 
 
 @pytest.mark.parametrize("overlap", [False, True])

@@ -14,6 +14,10 @@ from sphere.mitigations.method import ROLES, Look, Role, Step, Term, Weights, ov
 from sphere.nets import GaussianActor, Trace, Value
 from sphere.penalty import Penalised
 
+LARGEST_LOG_RATIO = 20.0
+"""Of a new policy to the one that acted. A sample with a negative advantage has no bound by itself: where the policy runs
+away from it, exp overflows, and one infinity makes all parameters NaN. Beyond this (5e8) it has a loss and no gradient."""
+
 AS_IT_IS: dict[Role, Callable[[Any], Any]] = {role: lambda net: net for role in ROLES}
 
 
@@ -42,7 +46,7 @@ def actor_loss(config: PPOConfig, actor: GaussianActor, batch: Batch) -> tuple[F
     """Clipped surrogate minus entropy bonus."""
     policy, trace = actor(batch.obs)
     log_ratio = policy.log_prob(batch.action) - batch.old_log_prob
-    ratio = jnp.exp(log_ratio)
+    ratio = jnp.exp(jnp.minimum(log_ratio, LARGEST_LOG_RATIO))
     advantage = (batch.advantage - jnp.mean(batch.advantage)) / (jnp.std(batch.advantage) + 1e-8)
     clipped = jnp.clip(ratio, 1 - config.clip, 1 + config.clip)
     policy_loss = -jnp.mean(jnp.minimum(advantage * ratio, advantage * clipped))

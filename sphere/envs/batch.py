@@ -160,7 +160,10 @@ class Share:
         log = self.log[time]
         action = log["action"] + (0 if self.policy is None else self.policy(self.rows["obs"]))
         if not np.isfinite(action).all():
-            raise ValueError(f"the policy wants an action of {action}, want finite numbers: did it diverge?")
+            wrong = np.flatnonzero(~np.isfinite(action).all(axis=1))
+            seen = np.isfinite(self.rows["obs"][wrong]).all()
+            why = "has the policy diverged?" if seen else "they are seen in states that are not finite themselves"
+            raise ValueError(f"actions of {len(wrong)} of {len(action)} environments are not finite: {why}")
         np.maximum(action, self.low, out=self.rows["action"])
         np.minimum(self.rows["action"], self.high, out=self.rows["action"])
         self._move()

@@ -46,7 +46,10 @@ class _Here:
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Future:
         future: Future = Future()
-        future.set_result(function(*arguments))
+        try:
+            future.set_result(function(*arguments))
+        except Exception as error:  # is told when the result is asked for, after what came before it
+            future.set_exception(error)
         return future
 
     def shutdown(self, cancel_futures: bool) -> None:
