@@ -172,6 +172,7 @@ def compare(
     size = (ACTIONS, *(ours.action_space.shape or ()))
     actions = np.random.default_rng(0).uniform(-1, 1, size).astype(np.float32)
     pids = [worker.process.pid for worker in ours._workers if isinstance(worker, Process)]
+    cores = os.sched_getaffinity(0)
     for i, pid in enumerate(pids):
         pin(pid, i + len(ours._workers) - len(pids))  # the learner's own share, if it has one, is on the first core
     ours.reset()
@@ -183,7 +184,10 @@ def compare(
     for _ in range(rounds):
         for k, (step, processes) in enumerate(ways):
             clock = core_clock(processes) if core_time else time.perf_counter
+            if processes is pids and len(pids) < len(ours._workers):
+                pin(0, 0)
             best[k] = max(best[k], steps_per_second(step, envs, seconds, clock))
+            os.sched_setaffinity(0, cores)
         best[3] = max(best[3], physics_alone(context, suite, task, envs, len(ours._workers), seconds, core_time))
     for pool in (ours, theirs):
         if pool is not None:

@@ -143,7 +143,7 @@ def test_ctrl_c_in_a_rollout_is_itself_and_closes_the_pool(actor, workers, monke
     with pool(workers) as free:
         free.reset()
         rollouts = Rollouts(free, plain.spec(actor), plain.arrays(actor))
-        monkeypatch.setattr(free, "account", interrupt)  # while the workers are at the second piece
+        monkeypatch.setattr(free, "add", interrupt)  # while the workers are at the second piece
         with pytest.raises(KeyboardInterrupt):
             rollouts.run(12)
         assert free.closed

@@ -279,6 +279,13 @@ class Pool(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         self._send("step")
         self._receive()
 
+    def add(self, reward: np.ndarray, success: np.ndarray) -> None:
+        """Add steps [time, env] that end no episode to those under way."""
+        for row in reward:  # one after another: the sum of several at once is rounded otherwise
+            self._return += row
+        self._length += len(reward)
+        self._success_once |= success.any(axis=0)
+
     def account(self, reward: np.ndarray, done: np.ndarray, success: np.ndarray) -> dict[str, np.ndarray] | None:
         """Add a step to the episodes under way; the numbers of those that it ends, if there are any."""
         self._return += reward

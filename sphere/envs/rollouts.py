@@ -114,10 +114,14 @@ class Rollouts:
     def _accounts(self, piece: np.ndarray) -> Iterator[Finished]:
         reward, success = piece["reward"].copy(), piece["success"].copy()
         done = piece["terminated"] | piece["truncated"]
-        for t in range(len(piece)):
+        first = 0
+        for t in np.flatnonzero(done.any(axis=1)).tolist():
+            self.pool.add(reward[first:t], success[first:t])
             episode = self.pool.account(reward[t], done[t], success[t])
             if episode is not None:
                 yield Finished(np.flatnonzero(done[t]), episode)
+            first = t + 1
+        self.pool.add(reward[first:], success[first:])
 
 
 def _piece(steps: int, once: bool, part: slice) -> tuple[int, bool]:
