@@ -44,7 +44,7 @@ def states(n: int = 20, seed: int = 1):
 def flat_jacobian(net, x):
     """J [n, P] of the summed outputs, materialised."""
     params, static = eqx.partition(net, eqx.is_inexact_array)
-    jacobian = jax.jacrev(lambda p: eqx.combine(p, static)(x)[0].sum(axis=1))(params)
+    jacobian = jax.jit(jax.jacrev(lambda p: eqx.combine(p, static)(x)[0].sum(axis=1)))(params)
     return np.concatenate([np.asarray(leaf).reshape(x.shape[0], -1) for leaf in jax.tree.leaves(jacobian)], axis=1)
 
 

@@ -25,16 +25,16 @@ def rank_of(k):
 def test_gram_equals_the_materialised_jacobian(kind, layer_norm, compute):
     net, x = network(kind, layer_norm=layer_norm, compute=compute, temperature=0.8), states()
     jacobian = flat_jacobian(net, x)
-    got = eqx.filter_jit(ntk.gram)(net, x)
-    np.testing.assert_allclose(got, jacobian @ jacobian.T, atol=1e-10, rtol=1e-10)
-    np.testing.assert_allclose(eqx.filter_jit(ntk.effective_rank)(net, x), rank_of(jacobian @ jacobian.T), rtol=1e-10)
+    gram, rank = eqx.filter_jit(lambda net: (ntk.gram(net, x), ntk.effective_rank(net, x)))(net)
+    np.testing.assert_allclose(gram, jacobian @ jacobian.T, atol=1e-10, rtol=1e-10)
+    np.testing.assert_allclose(rank, rank_of(jacobian @ jacobian.T), rtol=1e-10)
 
 
 @pytest.mark.parametrize("kind", ["top-k", "expert-choice"])
 def test_batched_evaluation_gives_the_same_numbers(kind):
     net, x = network(kind), states(29)
     whole = eqx.filter_jit(ntk.gram)(net, x)
-    for size in (3, 8, 28, 1000):
+    for size in (3, 28, 1000):
         np.testing.assert_allclose(eqx.filter_jit(ntk.gram)(net, x, batch_size=size), whole, atol=1e-12)
 
 
