@@ -93,12 +93,12 @@ class Actor:
         logits = self.gate(x) / self.temperature
         # stable: of equal logits the first expert, as in the learner
         expert = np.argsort(-logits, axis=1, kind="stable")[:, : self.spec.top_k]
-        return self._mix(x, softmax(np.take_along_axis(logits, expert, axis=1)), expert)
+        return self._mix(x, softmax(logits[np.arange(len(x))[:, None], expert]), expert)
 
     def _deepseek(self, x: np.ndarray) -> np.ndarray:
         probability = softmax(self.gate(x) / self.temperature)
         expert = np.argsort(-probability, axis=1, kind="stable")[:, : self.spec.top_k]
-        weight = np.take_along_axis(probability, expert, axis=1)
+        weight = probability[np.arange(len(x))[:, None], expert]
         on = np.tile(np.arange(self.spec.shared), (len(x), 1))
         ones = np.ones(on.shape, np.float32)
         return self._mix(x, np.concatenate([ones, weight], 1), np.concatenate([on, self.spec.shared + expert], 1))
