@@ -152,9 +152,8 @@ class Fleet:
         try:
             return self._advance(ahead)
         except jax.errors.JaxRuntimeError as error:
-            if (
-                self.program.deterministic and "cublas" in str(error).lower()
-            ):  # seen before ppo.EXACT kept products to whole arrays
+            # seen before ppo.EXACT kept products to whole arrays
+            if self.program.deterministic and "cublas" in str(error).lower():
                 raise RuntimeError(
                     "this GPU has no kernel by rule for a product of this size; let it choose by timing: "
                     "--ppo.no-deterministic (a resumed run may then differ from an undisturbed one in its last bits), "
