@@ -30,6 +30,7 @@ def test_a_fleet_cut_off_in_an_episode_goes_on_to_the_same_numbers(suite, tmp_pa
         seeds=(0,),
         steps_per_task=6 * 64,
         simulator=Simulator(horizon=40),
+        workers=0,
     )
     train(config, tmp_path / "straight", quiet=True)
     whole = Fleet.advance
