@@ -115,6 +115,8 @@ def test_a_policy_far_from_the_one_that_acted_makes_no_infinities(distance, adva
     ratio = np.exp(min(distance, LARGEST_LOG_RATIO))
     np.testing.assert_allclose(loss, -(min(advantage * ratio, advantage * 1.2) - advantage) / 2, rtol=1e-4)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
+    if distance > LARGEST_LOG_RATIO:  # what is left is the other sample's
+        assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(grads)) < 100
 
 
 # Recorded updates of the released code --------------------------------------------------------------------------------

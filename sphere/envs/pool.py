@@ -189,9 +189,9 @@ class Pool(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         obs, final_obs, reward, terminated, truncated, success = [row[name].copy() for name in names]
         done = terminated | truncated
         infos: dict[str, Any] = {"final_obs": final_obs, "_final_obs": done, "success": success}
-        episode = self.account(reward, done, success)
-        if episode is not None:
-            infos["episode"], infos["_episode"] = episode, done
+        self.add(reward[None], success[None])
+        if done.any():
+            infos["episode"], infos["_episode"] = self.ended(done, success), done
         return obs, reward, terminated, truncated, infos
 
     def switch(self, task: str) -> tuple[np.ndarray, dict[str, Any]]:
@@ -280,19 +280,14 @@ class Pool(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         self._receive()
 
     def add(self, reward: np.ndarray, success: np.ndarray) -> None:
-        """Add steps [time, env] that end no episode to those under way."""
+        """Add steps [time, env] to the episodes under way; only the last of them may end any."""
         for row in reward:  # one after another: the sum of several at once is rounded otherwise
             self._return += row
         self._length += len(reward)
         self._success_once |= success.any(axis=0)
 
-    def account(self, reward: np.ndarray, done: np.ndarray, success: np.ndarray) -> dict[str, np.ndarray] | None:
-        """Add a step to the episodes under way; the numbers of those that it ends, if there are any."""
-        self._return += reward
-        self._length += 1
-        self._success_once |= success
-        if not done.any():
-            return None
+    def ended(self, done: np.ndarray, success: np.ndarray) -> dict[str, np.ndarray]:
+        """The numbers of episodes that the last step ended; those that follow begin from nothing."""
         episode = {
             "r": np.where(done, self._return, 0.0),
             "l": np.where(done, self._length, 0),

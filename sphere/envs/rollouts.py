@@ -116,10 +116,8 @@ class Rollouts:
         done = piece["terminated"] | piece["truncated"]
         first = 0
         for t in np.flatnonzero(done.any(axis=1)).tolist():
-            self.pool.add(reward[first:t], success[first:t])
-            episode = self.pool.account(reward[t], done[t], success[t])
-            if episode is not None:
-                yield Finished(np.flatnonzero(done[t]), episode)
+            self.pool.add(reward[first : t + 1], success[first : t + 1])
+            yield Finished(np.flatnonzero(done[t]), self.pool.ended(done[t], success[t]))
             first = t + 1
         self.pool.add(reward[first:], success[first:])
 
