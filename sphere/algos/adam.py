@@ -8,6 +8,8 @@ import optax
 from jax import Array
 from jaxtyping import Float
 
+from sphere.penalty import sum_of_squares
+
 BETA_1, BETA_2 = 0.9, 0.999
 
 
@@ -19,7 +21,7 @@ def clipped_adam(
     Moments as m + (1 - b)(g - m): one product and one sum, so a compiler can round them in one way only, and programs with and
     without a penalty agree to the bit. (b m + (1 - b) g may be fused from either side.)
     """
-    norm = optax.tree.norm(grad)
+    norm = jnp.sqrt(sum_of_squares(grad))
     scale = jnp.where(norm < max_norm, 1.0, max_norm / norm)
     grad = jax.tree.map(lambda g: g * scale, grad)
     count = moments.count + 1

@@ -105,7 +105,7 @@ def update(
     ends = np.cumsum([column.shape[1] for column in columns])[:-1].tolist()
     table = jnp.concatenate(columns, axis=1)
 
-    def step(state: PPOState, xs: tuple[Any, Any, Any]) -> tuple[PPOState, Metrics]:
+    def step(state: PPOState, xs: tuple[Any, Any, Any]) -> tuple[PPOState, Float[Array, " metric"]]:
         rows, other, index = xs
         parts = jnp.split(table[rows], ends, axis=1)
         batch = Batch(*(part.reshape(-1, *leaf.shape[1:]) for part, leaf in zip(parts, data, strict=True)))
@@ -114,7 +114,9 @@ def update(
             scene = scene._replace(other_obs=data.obs[other])
         if index is not None:
             scene = scene._replace(steps=iteration * len(order) + index, key=jax.random.fold_in(method_key, index))
-        return minibatch(config, state, hyper, rate, batch, scene)
+        state, metrics = minibatch(config, state, hyper, rate, batch, scene)
+        # side by side for the same reason: each by itself would be a kernel that writes one number
+        return state, jnp.stack([jnp.asarray(metric, jnp.float32) for metric in metrics])
 
     order = orders(SHUFFLE)
     # what no method asks for is not in the program
@@ -126,10 +128,10 @@ def update(
     unpack: dict[Role, Callable[[Any], Any]] = {}
     pack["actor"], unpack["actor"] = packing(state.actor)
     pack["critic"], unpack["critic"] = packing(state.critic)
-    packed, metrics = jax.lax.scan(step, _repacked(config, state, pack), (order, other, index))
+    packed, written = jax.lax.scan(step, _repacked(config, state, pack), (order, other, index))
     state = _repacked(config, packed, unpack)
-    means = jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0, dtype=jnp.float32), metrics)
-    healthy = jnp.all(metrics.finite) & jnp.all(
+    means = Metrics(*jnp.mean(written, axis=0))
+    healthy = jnp.all(written[:, Metrics._fields.index("finite")] > 0) & jnp.all(
         jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves((state.actor, state.critic))])
     )
     return state, means._replace(finite=healthy, replaced=means.replaced * len(order))
