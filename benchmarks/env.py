@@ -199,6 +199,10 @@ def geometric_mean(values: list[float]) -> float:
     return math.exp(sum(map(math.log, values)) / len(values))
 
 
+def column(number: float, width: int, digits: int) -> str:
+    return f"{'-':>{width}}" if math.isnan(number) else f"{number:>{width},.{digits}f}"
+
+
 def speed(suite: str, tasks: list[str], envs: int, workers: int, seconds: float, rounds: int, core_time: bool) -> None:
     unit = "second of core time" if core_time else "second"
     by = "workers by default" if workers is None else f"{workers} workers"
@@ -213,9 +217,9 @@ def speed(suite: str, tasks: list[str], envs: int, workers: int, seconds: float,
     for task in tasks:
         stepped, pieces, package, bare = compare(suite, task, envs, workers, seconds, rounds, core_time)
         table.append([ours / other if other else math.nan for ours in (stepped, pieces) for other in (package, bare)])
-        ratios = " ".join(f"{ratio:9.2f}" for ratio in table[-1])
-        print(f"{task:18s} {stepped:8.0f} {pieces:8.0f} {package:8.0f} {bare:8.0f} {ratios}", flush=True)
-    means = " ".join(f"{geometric_mean(list(column)):9.2f}" for column in zip(*table, strict=True))
+        numbers = " ".join(column(number, 8, 0) for number in (stepped, pieces, package or math.nan, bare))
+        print(f"{task:18s} {numbers} {' '.join(column(ratio, 9, 2) for ratio in table[-1])}", flush=True)
+    means = " ".join(column(geometric_mean(list(ratios)), 9, 2) for ratios in zip(*table, strict=True))
     print(f"{'geometric mean':18s} {'':35s} {means}")
 
 

@@ -180,7 +180,13 @@ def compare(experts: int, batch: int, fleets: list[int], seconds: float, quick: 
         if reason:
             print(f"{row}   skipped: {reason}", flush=True)
             continue
-        times = [fleet_milliseconds(config, fleet, repeats, seconds) for config in (off, on)]
+        try:
+            times = [fleet_milliseconds(config, fleet, repeats, seconds) for config in (off, on)]
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            print(f"{row}   skipped: more memory than there is", flush=True)
+            continue
         alone = alone or times[1] / fleet
         columns = [number for whole in times for number in (whole, whole / fleet)]
         line = row + "".join(f" {number:>9.3f}" for number in columns) + f" {times[1] / times[0]:>7.2f}"

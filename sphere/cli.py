@@ -1,7 +1,7 @@
 """The command line: `sphere train`, `resume`, `eval`, `show` and others (see USAGE), also as `python -m sphere`."""
 
+import importlib
 import json
-import runpy
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -264,7 +264,8 @@ def bench(arguments: list[str]) -> None:
         raise nearest("benchmark", arguments[0], known)
     sys.path.insert(0, str(root))
     sys.argv = [f"sphere bench {arguments[0]}", *arguments[1:]]
-    runpy.run_module(f"benchmarks.{arguments[0]}", run_name="__main__")
+    # imported, not run as __main__: worker processes look its functions up by name
+    importlib.import_module(f"benchmarks.{arguments[0]}").main()
 
 
 COMMANDS: dict[str, Callable[[list[str]], Any]] = {

@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -72,6 +74,18 @@ def test_mistakes_are_answered_with_a_sentence(words, sentence, capsys):
     captured = capsys.readouterr()
     assert sentence in captured.err
     assert "Traceback" not in captured.err
+
+
+def test_bench_env_as_a_user_calls_it():
+    """Through the command line in a process of its own: what worker processes import is found from there only."""
+    words = ["bench", "env", "--tasks", "faucet-close", "--envs", "2", "--seconds", "0.1", "--rounds", "1"]
+    command = [sys.executable, "-m", "sphere", *words]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    row = next(line for line in done.stdout.splitlines() if line.startswith("faucet-close"))
+    numbers = [float(word.replace(",", "")) for word in row.split()[1:]]
+    assert len(numbers) == 8
+    assert min(numbers) > 0
 
 
 def test_impossible_settings_are_answered_too(capsys):

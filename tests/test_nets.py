@@ -131,9 +131,13 @@ def test_grouped_dispatch_keeps_every_token_and_drops_unused_slots():
                 assert owner[i, s] == block
 
 
-def test_auto_groups_only_where_dense_wastes_much():
-    assert pick_compute(num_experts=1000, tokens=128, n=64, width=256) == "grouped"
+@pytest.mark.parametrize(("backend", "minibatch"), [("cpu", "grouped"), ("gpu", "dense")])
+def test_auto_groups_only_where_dense_wastes_much(backend, minibatch, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    assert pick_compute(num_experts=1000, tokens=128, n=64, width=256) == minibatch
     assert pick_compute(num_experts=10, tokens=640, n=64, width=256) == "dense"
+    # a whole rollout: 16 GB of features per layer, were it dense
+    assert pick_compute(num_experts=1000, tokens=2 * 16_384, n=16_384, width=256) == "grouped"
 
 
 def test_parameter_counts_and_the_wider_network():

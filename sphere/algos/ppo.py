@@ -213,7 +213,10 @@ def _update_fleet(config: PPOConfig, *arguments: Any) -> tuple[PPOState, Metrics
 
 
 _update_fast = jax.jit(_update_fleet, static_argnums=0, donate_argnums=1)
-_update_exactly = jax.jit(_update_fleet, static_argnums=0, donate_argnums=1, compiler_options=EXACT)
+# Launched as graphs wherever possible, short ones too: the same bits, 7 to 17% faster (docs/log.md).
+_update_exactly = jax.jit(
+    _update_fleet, static_argnums=0, donate_argnums=1, compiler_options=EXACT | {"xla_gpu_graph_min_graph_size": 1}
+)
 
 
 @partial(jax.jit, static_argnums=0, compiler_options=EXACT)

@@ -19,12 +19,13 @@ Compute = Literal["auto", "dense", "grouped"]
 def pick_compute(num_experts: int, tokens: int, n: int, width: int) -> str:
     """Dense unless it wastes more than the sorting costs (figures: docs/performance.md).
 
-    On a GPU the products at ten experts cost less than the launches of a sort, so it takes far more waste to group.
+    On a GPU products cost little beside reading all parameters, which an update does anyway, and the gradient of copied
+    parameters is a sum over copies, slow in a fixed order. So only features that would not fit are worth grouping there.
     """
     waste = num_experts * n / max(tokens, 1)
     if jax.default_backend() == "cpu":
         return "grouped" if waste >= 2.5 and n * num_experts * width >= 2**16 else "dense"
-    return "grouped" if waste >= 16 and n * num_experts * width >= 2**22 else "dense"
+    return "grouped" if waste >= 2.5 and n * num_experts * width >= 2**28 else "dense"
 
 
 class MoE(eqx.Module):
