@@ -9,7 +9,7 @@ the caller adds `eqx.filter_vmap` for a fleet.
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -18,7 +18,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from sphere import ntk
-from sphere.nets.heads import TwinQ
+from sphere.nets.heads import Gaussian, TwinQ
 from sphere.nets.trace import Routing, Trace
 from sphere.spectrum import effective_rank_spsd, spectral_entropy
 from sphere.variants import feature_blocks
@@ -152,6 +152,15 @@ def trace_weight_entropy(trace: Trace) -> Scalar:
 class Similarity(NamedTuple):
     overlap: Scalar
     orthogonality: Scalar
+
+
+def saturation(policy: Gaussian, low: Float[Any, " act"], high: Float[Any, " act"]) -> Scalar:
+    """Probability that a component of an action lies outside the box, mean over states and components.
+
+    The simulator cuts it off there, so that no reward says in which direction to move.
+    """
+    below, above = low[None] - policy.mean, policy.mean - high[None]
+    return jnp.mean(sum(jax.scipy.stats.norm.cdf(far * jnp.exp(-policy.log_std)[None]) for far in (below, above)))
 
 
 def pair_similarity(trace: Trace) -> Similarity:

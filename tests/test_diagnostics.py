@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.stats
 from networks import ACT, KINDS, OBS, network, np_gate, np_mlp, np_soft, states
 from numpy.testing import assert_allclose
 from sklearn.metrics import silhouette_score
@@ -14,7 +15,7 @@ from sklearn.neighbors import NearestNeighbors
 
 from sphere import diagnostics, spectrum
 from sphere.diagnostics import Diagnostics, diagnose
-from sphere.nets import GaussianActor, Routing, Trace, TwinQ
+from sphere.nets import Gaussian, GaussianActor, Routing, Trace, TwinQ
 
 N, NEAREST = 40, 4
 ROUTED = ("top-k", "deepseek", "expert-choice")  # the other kinds have nothing to group
@@ -405,3 +406,19 @@ def test_knn_jaccard_leaves_a_state_itself_out():
 def test_bad_input_is_answered_with_a_sentence(call, sentence):
     with pytest.raises(ValueError, match=sentence):
         call()
+
+
+def test_saturation_is_the_probability_that_an_action_is_cut_off():
+    rng = np.random.default_rng(3)
+    mean, log_std = 2 * rng.standard_normal((50, 3)), rng.uniform(-3, 1, 3)
+    low, high = np.array([-1.0, -2.0, 0.0]), np.array([1.0, 0.5, 3.0])
+    normal = scipy.stats.norm(mean, np.exp(log_std))
+    want = np.mean(normal.cdf(low) + normal.sf(high))
+    assert_allclose(
+        diagnostics.saturation(Gaussian(jnp.asarray(mean), jnp.asarray(log_std)), low, high), want, rtol=1e-5
+    )
+    fresh = Gaussian(jnp.zeros((4, 2)), jnp.zeros(2))
+    assert_allclose(diagnostics.saturation(fresh, -np.ones(2), np.ones(2)), 0.3173, atol=1e-4)
+    far = Gaussian(jnp.full((4, 2), 9.0), jnp.full(2, -1.0))
+    assert_allclose(diagnostics.saturation(far, -np.ones(2), np.ones(2)), 1)
+    assert_allclose(diagnostics.saturation(far, np.full(2, -np.inf), np.full(2, np.inf)), 0)  # nothing to be cut off at

@@ -47,7 +47,7 @@ def test_records_hold_what_was_promised(straight):
         assert [event["task_index"] for event in training] == [0] * 10 + [1] * 10
         evaluations = [event for event in events if "evaluation/success_once" in event]
         assert [event["step"] for event in evaluations] == [256, 512, 640, 896, 1152, 1280]
-        for name in ("heldout/ntk_rank", "online/ntk_rank", "heldout/feature_rank"):
+        for name in ("heldout/ntk_rank", "online/ntk_rank", "heldout/feature_rank", "online/saturation"):
             assert all(event[name] > 0 for event in evaluations)
         episodes = record.read_episodes(path)
         kinds = [episode["kind"] for episode in episodes]

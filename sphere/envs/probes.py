@@ -28,6 +28,8 @@ LENGTH = 5
 
 REACH_STEPS = 10
 REACH_TOLERANCE = 0.1
+REACH_WALL = 1.5
+"""No position is beyond. Without, values of a policy that runs away are bootstrapped from states that nobody has seen."""
 
 Rows = Float[np.ndarray, "env x"]
 Actions = Float[np.ndarray, "env act"]
@@ -124,7 +126,8 @@ def _reach(stride: float, turn: np.ndarray) -> Probe:
         return np.concatenate([x, x[:, 2:] - x[:, :2]], axis=1)
 
     def move(x: Rows, action: Actions) -> Rows:
-        return np.concatenate([x[:, :2] + stride * _times(turn, action), x[:, 2:]], axis=1)
+        position = np.clip(x[:, :2] + stride * _times(turn, action), -REACH_WALL, REACH_WALL)
+        return np.concatenate([position, x[:, 2:]], axis=1)
 
     def reward(x: Rows, t: Vector, action: Actions) -> Vector:
         return -np.linalg.norm(x[:, 2:] - x[:, :2], axis=1)

@@ -22,6 +22,7 @@ NAMES = {
     "dormant_ratio": "dormant ratio",
     "feature_norm": "feature norm",
     "gradient_norm": "gradient norm",
+    "saturation": "actions cut off",
     "overlap": "overlap",
     "orthogonality": "orthogonality",
     "silhouette": "silhouette",

@@ -14,7 +14,7 @@ import numpy as np
 
 from sphere import envs
 from sphere.algos import ppo
-from sphere.diagnostics import diagnose, expert_load
+from sphere.diagnostics import diagnose, expert_load, saturation
 from sphere.envs.pool import MANY
 from sphere.envs.worker import cores
 from sphere.runs import checkpoint, heldout
@@ -32,6 +32,12 @@ _diagnose = jax.jit(jax.vmap(diagnose), compiler_options=ppo.EXACT)
 @jax.vmap
 def _loads(net: Any, states: jax.Array) -> jax.Array:
     return expert_load(getattr(net, "trunk", net)(states)[1])
+
+
+@partial(jax.jit, compiler_options=ppo.EXACT)
+@partial(jax.vmap, in_axes=(0, 0, None, None))
+def _saturation(actor: ppo.GaussianActor, states: jax.Array, low: Any, high: Any) -> jax.Array:
+    return saturation(actor(states)[0], low, high)
 
 
 def _joined(trees: list[Any]) -> Any:
@@ -211,8 +217,11 @@ class Fleet:
         actor, statistics = self.actor, self.statistics
         fixed = raw if statistics is None else statistics.normalise(raw)
         online = np.concatenate([group.online for group in self.groups])
+        box = self.groups[0].pool.single_action_space
         for place, states in (("heldout", fixed), ("online", online)):
-            for name, values in jax.device_get(_diagnose(actor, jnp.asarray(states)))._asdict().items():
+            found = _diagnose(actor, jnp.asarray(states))._asdict()
+            found["saturation"] = _saturation(actor, jnp.asarray(states), box.low, box.high)
+            for name, values in jax.device_get(found).items():
                 for run, value in enumerate(values):
                     results[run][f"{place}/{name}"] = float(value)
             loads = jax.device_get(_loads(actor, jnp.asarray(states)))
