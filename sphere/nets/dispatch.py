@@ -13,6 +13,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 
+def turned(leaf: Array) -> Array:
+    """Kernels of a bank [expert, inner, outer] as [expert, outer, inner]: the order in which JAX forms their gradient."""
+    return jnp.swapaxes(leaf, -1, -2) if leaf.ndim == 3 else leaf
+
+
 class Dispatch(NamedTuple):
     """How values travel between the slots of the samples and the rows of the bank."""
 
@@ -87,6 +92,6 @@ def grouped(expert: Int[Array, "n slots"], num_experts: int, max_tokens: int) ->
         return rows.reshape(blocks, size, -1)
 
     def parameters(experts: Any) -> Any:
-        return jax.tree.map(lambda p: p.at[block_expert].get(indices_are_sorted=True), experts)
+        return jax.tree.map(lambda p: turned(turned(p).at[block_expert].get(indices_are_sorted=True)), experts)
 
     return Dispatch(enter, to_bank, to_slots, parameters)

@@ -24,7 +24,7 @@ def pick_compute(num_experts: int, tokens: int, n: int, width: int) -> str:
     """
     waste = num_experts * n / max(tokens, 1)
     if jax.default_backend() == "cpu":
-        return "grouped" if waste >= 2.5 and n * num_experts * width >= 2**16 else "dense"
+        return "grouped" if waste >= 2.5 and n * num_experts * width >= 2**18 else "dense"
     return "grouped" if waste >= 2.5 and n * num_experts * width >= 2**28 else "dense"
 
 
