@@ -107,7 +107,7 @@ def gone(pids: set[int], seconds: float = 30) -> set[int]:
     return {pid for pid in left if title(pid)} if left else set()
 
 
-def wait_for(condition, process: subprocess.Popen, seconds: float = 90):
+def wait_for(condition, process: subprocess.Popen, seconds: float = 240):
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if found := condition():
@@ -207,7 +207,7 @@ def test_submitit_gives_the_same_numbers_also_when_a_job_is_preempted(alone, tmp
     jobs = jobs_in(tmp_path / "fleets")
     gpus = int(jax.default_backend() == "gpu")  # where the others were trained: submitit hides what is not asked for
     sent = submit(jobs, Resources(cpus=1, gpus=gpus), tmp_path / "slurm", cluster="local")
-    end = time.monotonic() + 90
+    end = time.monotonic() + 240
     while jobs[0].done_iterations < 5 and time.monotonic() < end:
         time.sleep(0.02)
     assert not jobs[0].finished
