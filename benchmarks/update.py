@@ -200,7 +200,7 @@ def main() -> None:
     parser.add_argument("--experts", type=int, nargs="+", default=[10, 1000])
     parser.add_argument("--batch", type=int, nargs="+", default=[64, 256], help="samples of a minibatch")
     parser.add_argument("--fleets", type=int, nargs="+", default=[1, 5, 10], help="runs in a fleet")
-    parser.add_argument("--seconds", type=float, default=8.0 if ON_CPU else 60.0, help="longest measurement")
+    parser.add_argument("--seconds", type=float, default=20.0 if ON_CPU else 60.0, help="longest measurement")
     parser.add_argument("--fast", action="store_true", help="GPU kernels chosen by timing (deterministic=False)")
     parser.add_argument("--quick", action="store_true", help="fewer minibatches and repeats")
     arguments = parser.parse_args()
