@@ -146,14 +146,6 @@ def trace_weight_entropy(trace: Trace) -> Scalar:
     return _share_of_log(spectral_entropy(mass[:, 0]), trace.num_experts)
 
 
-# Specialisation
-
-
-class Similarity(NamedTuple):
-    overlap: Scalar
-    orthogonality: Scalar
-
-
 def saturation(policy: Gaussian, low: Float[Any, " act"], high: Float[Any, " act"]) -> Scalar:
     """Probability that a component of an action lies outside the box, mean over states and components.
 
@@ -161,6 +153,14 @@ def saturation(policy: Gaussian, low: Float[Any, " act"], high: Float[Any, " act
     """
     below, above = low[None] - policy.mean, policy.mean - high[None]
     return jnp.mean(sum(jax.scipy.stats.norm.cdf(far * jnp.exp(-policy.log_std)[None]) for far in (below, above)))
+
+
+# Specialisation
+
+
+class Similarity(NamedTuple):
+    overlap: Scalar
+    orthogonality: Scalar
 
 
 def pair_similarity(trace: Trace) -> Similarity:

@@ -13,12 +13,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from sphere.nets.mlp import turned
+
 SMALL = 2**14
 """Entries up to which a leaf goes into the common vector; above, one more kernel costs less than a copy."""
-
-
-def turned(leaf: Array) -> Array:
-    return jnp.swapaxes(leaf, -1, -2) if leaf.ndim >= 2 else leaf
 
 
 def packing(tree: Any) -> tuple[Callable[[Any], tuple[Array, ...]], Callable[[tuple[Array, ...]], Any]]:

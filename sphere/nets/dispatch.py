@@ -12,10 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-
-def turned(leaf: Array) -> Array:
-    """Kernels of a bank [expert, inner, outer] as [expert, outer, inner]: the order in which JAX forms their gradient."""
-    return jnp.swapaxes(leaf, -1, -2) if leaf.ndim == 3 else leaf
+from sphere.nets.mlp import turned
 
 
 class Dispatch(NamedTuple):
@@ -91,7 +88,12 @@ def grouped(expert: Int[Array, "n slots"], num_experts: int, max_tokens: int) ->
         rows = jnp.take(x, token // slots, axis=0, mode="fill", fill_value=0)
         return rows.reshape(blocks, size, -1)
 
+    def copies(leaf: Array) -> Array:
+        # in the order in which gradients arise: no compiler moves a transposition through the sum over copies
+        each = jax.vmap(turned)
+        return each(each(leaf).at[block_expert].get(indices_are_sorted=True))
+
     def parameters(experts: Any) -> Any:
-        return jax.tree.map(lambda p: turned(turned(p).at[block_expert].get(indices_are_sorted=True)), experts)
+        return jax.tree.map(copies, experts)
 
     return Dispatch(enter, to_bank, to_slots, parameters)

@@ -12,6 +12,11 @@ from sphere.nets.trace import Recorder, Trace
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"relu": jax.nn.relu, "tanh": jnp.tanh}
 
 
+def turned(leaf: Array) -> Array:
+    """A kernel [inner, outer] as [outer, inner], the order in which JAX forms its gradient; a vector as it is."""
+    return jnp.swapaxes(leaf, -1, -2) if leaf.ndim >= 2 else leaf
+
+
 class Linear(eqx.Module):
     """y = x W + b. LeCun-normal kernel and zero bias, at outputs too, as in the released code (no orthogonal start)."""
 
