@@ -1,7 +1,7 @@
 """Training from end to end: `python -m benchmarks.train --preset metaworld-crl --seeds 0 1 2 3 4 --rho 0 0.1`.
 
-Environment steps per second of a whole fleet over collecting, updating and evaluating in the proportion of real training, and
-what each part takes alone. Compiling is not counted: every part runs once before the clock starts.
+Environment steps per second of a whole fleet over collecting, updating and evaluating as in training, from one evaluation to
+the next, and what some parts take alone. Compiling is not counted: every part runs once before the clock starts.
 """
 
 import argparse
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from benchmarks.timing import device
 from sphere.runs.fleet import Fleet
@@ -38,21 +37,24 @@ def iterations(fleet: Fleet, count: int) -> None:
 
 
 def measure(config: FleetConfig, count: int) -> dict[str, float]:
-    """Seconds per iteration: together, of the parts alone, and of evaluation in proportion."""
+    """Seconds per iteration: all that training does, and parts of it alone."""
     with tempfile.TemporaryDirectory() as folder:
         fleet = Fleet(config, Path(folder))
         try:
             fleet.begin_task()
             iterations(fleet, 2)
-            fleet.evaluate(fleet.task)
-            fleet.diagnostics()
+            fleet.each(Group.examine, fleet.task)
             collect = sum(seconds(partial(_collect, group, fleet)) for group in fleet.groups)
+            examine = seconds(lambda: fleet.each(Group.examine, fleet.task))
             together = seconds(lambda: iterations(fleet, count)) / count
-            evaluate = seconds(lambda: fleet.evaluate(fleet.task)) + seconds(fleet.diagnostics)
-            share = len(config.evaluations()) / config.iterations_per_task  # as often as training evaluates
         finally:
             fleet.close()
-    return {"collecting alone": collect, "collecting and learning": together, "evaluation": share * evaluate}
+    share = len(config.evaluations()) / config.iterations_per_task  # as often as training evaluates
+    return {
+        "collecting alone, group by group": collect,
+        "evaluation and diagnostics alone": share * examine,
+        "all together": together,
+    }
 
 
 def _collect(group: Group, fleet: Fleet) -> Any:
@@ -65,7 +67,7 @@ def main() -> None:
     parser.add_argument("--task", default="", help="default: the preset's first")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--rho", type=float, nargs="+", default=[0.0, 0.1])
-    parser.add_argument("--iterations", type=int, default=3)
+    parser.add_argument("--iterations", type=int, default=0, help="default: from one evaluation to the next")
     parser.add_argument("--workers", type=int, default=None)
     parser.add_argument("--no-overlap", action="store_true", help="collect and learn in turns")
     parser.add_argument("--fast", action="store_true", help="GPU kernels chosen by timing (deterministic=False)")
@@ -80,13 +82,13 @@ def main() -> None:
     config = dataclasses.replace(config, ppo=dataclasses.replace(config.ppo, deterministic=not options.fast))
     if options.task:
         config = dataclasses.replace(config, tasks=(options.task,))
-    parts = measure(config, options.iterations)
+    count = options.iterations or round(config.iterations_per_task / len(config.evaluations()))
+    parts = measure(config, count)
     steps = len(config.runs) * config.iteration_steps
-    total = float(np.sum([parts["collecting and learning"], parts["evaluation"]]))
     print(f"{options.preset}, {config.tasks[0]}, {len(config.runs)} runs on {device()}, {os.cpu_count()} cores")
     for name, value in parts.items():
-        print(f"  {name:<24} {value:>8.3f} s per iteration")
-    print(f"  {steps:,} steps per iteration: {steps / total:,.0f} steps/s end to end")
+        print(f"  {name:<34} {value:>8.3f} s per iteration")
+    print(f"  {steps:,} steps per iteration: {steps / parts['all together']:,.0f} steps/s end to end")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -89,11 +90,11 @@ def cut_after(iterations: int, config: FleetConfig, directory: Path) -> None:
     calls = []
     original = loop.Training.iterate
 
-    def iterate(training: loop.Training) -> None:
+    def iterate(training: loop.Training) -> dict[str, Any] | None:
         calls.append(1)
         if len(calls) == iterations:
             raise KeyboardInterrupt
-        original(training)
+        return original(training)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop.Training, "iterate", iterate)

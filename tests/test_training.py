@@ -17,7 +17,7 @@ from fleets import TINY
 from sphere.algos import ppo
 from sphere.envs.pool import WorkerError
 from sphere.runs import record
-from sphere.runs.fleet import Fleet
+from sphere.runs.fleet import Fleet, divided, workers_of_a_group
 from sphere.runs.loop import NonFinite, train
 from sphere.runs.settings import Boundary, FleetConfig, rebuild, run_name
 
@@ -84,6 +84,42 @@ def test_halves_that_overlap_equal_two_fleets(tmp_path):
         both, alone = fleets.numbers(tmp_path / "both"), fleets.numbers(tmp_path / f"{rho}")
         assert len(alone) == 2 * len(TINY.seeds)
         assert {name: both[name] for name in alone} == alone
+
+
+def test_groups_of_two_equal_fleets_of_two(tmp_path):
+    """Where environments need not meet after every step there are more than two groups; the last has what is left."""
+    config = dataclasses.replace(TINY, seeds=(0, 1, 2, 3, 4), rho=(0.1,), normalise_observations=False, overlap=True)
+    train(config, tmp_path / "five", quiet=True)
+    five = fleets.numbers(tmp_path / "five")
+    for seeds in ((0, 1), (2, 3), (4,)):
+        alone = tmp_path / f"{seeds}"
+        train(dataclasses.replace(config, seeds=seeds, overlap=False), alone, quiet=True)
+        numbers = fleets.numbers(alone)
+        assert len(numbers) == 2 * len(seeds)
+        assert {name: five[name] for name in numbers} == numbers
+
+
+def test_how_a_fleet_is_divided(monkeypatch):
+    """A thread's worth of runs each, on the cores of a machine."""
+    monkeypatch.setattr("sphere.runs.fleet.cores", lambda: 16)
+
+    def sizes(runs, **settings):
+        config = dataclasses.replace(TINY, seeds=tuple(range(runs)), rho=(0.0,), workers=None, overlap=True)
+        config = dataclasses.replace(config, **settings)
+        parts = divided(config)
+        assert [run for part in parts for run in part] == config.runs
+        return [len(part) for part in parts], workers_of_a_group(config, len(parts))
+
+    apart = {"normalise_observations": False}
+    assert sizes(1) == ([1], None)
+    assert sizes(4) == ([2, 2], 8)  # TINY's environments meet after every step
+    assert sizes(10) == ([5, 5], 8)
+    assert sizes(2, **apart) == ([1, 1], 8)
+    assert sizes(5, **apart) == ([2, 2, 1], 6)
+    assert sizes(10, **apart) == ([2, 2, 2, 2, 2], 4)
+    assert sizes(64, **apart)[1] == 1
+    assert sizes(10, **apart, overlap=False) == ([10], None)
+    assert sizes(10, **apart, workers=3) == ([2, 2, 2, 2, 2], 3)
 
 
 def test_overlap_goes_on_exactly_and_in_one_group_too(tmp_path):

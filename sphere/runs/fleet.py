@@ -2,9 +2,8 @@
 
 import dataclasses
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,32 +11,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sphere import envs
 from sphere.algos import ppo
-from sphere.diagnostics import diagnose, expert_load, saturation
 from sphere.envs.pool import MANY
 from sphere.envs.worker import cores
-from sphere.runs import checkpoint, heldout
-from sphere.runs.group import Group, task_name
-from sphere.runs.rollout import Episodes, Player, Statistics, evaluate, random_states
+from sphere.runs import checkpoint
+from sphere.runs.examine import fixed_states
+from sphere.runs.group import Examined, Group, Order, Report
+from sphere.runs.rollout import Episodes, Statistics
 from sphere.runs.settings import Boundary, FleetConfig
 
-LOADS = 64
-"""Most experts whose loads are recorded one by one; with more of them, their balance is what can be read."""
-
-_diagnose = jax.jit(jax.vmap(diagnose), compiler_options=ppo.EXACT)
-
-
-@partial(jax.jit, compiler_options=ppo.EXACT)
-@jax.vmap
-def _loads(net: Any, states: jax.Array) -> jax.Array:
-    return expert_load(getattr(net, "trunk", net)(states)[1])
-
-
-@partial(jax.jit, compiler_options=ppo.EXACT)
-@partial(jax.vmap, in_axes=(0, 0, None, None))
-def _saturation(actor: ppo.GaussianActor, states: jax.Array, low: Any, high: Any) -> jax.Array:
-    return saturation(actor(states)[0], low, high)
+TOGETHER = 2
+"""Runs of a group where groups overlap. The update of two takes hardly longer than that of one; of more, their cores would be
+idle for longer."""
 
 
 def _joined(trees: list[Any]) -> Any:
@@ -45,6 +30,37 @@ def _joined(trees: list[Any]) -> Any:
     if len(trees) == 1:
         return trees[0]
     return jax.tree.map(lambda *leaves: (np if isinstance(leaves[0], np.ndarray) else jnp).concatenate(leaves), *trees)
+
+
+def _all_episodes(found: Sequence[Episodes], runs: Sequence[int]) -> Episodes:
+    """Those of several groups, which have so many runs each."""
+    first = np.cumsum([0, *runs])
+    apart = [episodes._replace(run=episodes.run + at) for episodes, at in zip(found, first, strict=False)]
+    return Episodes(*(np.concatenate(column) for column in zip(*apart, strict=True)))
+
+
+def divided(config: FleetConfig) -> list[list[tuple[int, float]]]:
+    """The runs of each group."""
+    runs, wanted = config.runs, config.overlap
+    if wanted is None:
+        wanted = jax.default_backend() != "cpu" and cores() >= MANY
+    if not wanted or len(runs) == 1:
+        return [runs]
+    half = (len(runs) + 1) // 2
+    # Where all environments meet after every step, more processes than cores make them wait for each other.
+    size = half if config.normalise_observations else min(TOGETHER, half)
+    return [runs[i : i + size] for i in range(0, len(runs), size)]
+
+
+def workers_of_a_group(config: FleetConfig, groups: int) -> int | None:
+    if config.workers is not None or groups == 1:
+        return config.workers
+    if groups == 2:
+        return max(1, cores() // 2)
+    # Some group is always learning, so a quarter more than there are cores; none, if possible, with environments of two runs,
+    # whose policies would take it twice the time.
+    share = -(-5 * cores() // (4 * groups))
+    return max(1, share - share % TOGETHER)
 
 
 class _Here:
@@ -65,8 +81,8 @@ class _Here:
 class Fleet:
     """The state of a fleet between iterations, and the steps that move it.
 
-    Its runs are one group, or two halves with a thread each, of which one may collect while the other learns: that changes no
-    run's numbers.
+    Its runs are one group, or several with a thread each, of which some collect or are examined while another learns: that
+    changes no run's numbers.
     """
 
     def __init__(self, config: FleetConfig, directory: Path):
@@ -75,49 +91,26 @@ class Fleet:
         self.program = config.ppo if any(config.rho) else dataclasses.replace(config.ppo, penalty=None)
         self.run_seeds = [seed for seed, _ in config.runs]
         self.groups: list[Group] = []
-        self.judge: Player | None = None
         self.task_index = self.iteration = self.total_iterations = self.begun = 0
         self.queue: deque[list[Future]] = deque()  # iterations that were begun and not asked for yet
         self.threads: list[ThreadPoolExecutor | _Here] = []
         try:
-            halves = self._halves()
-            workers = config.workers
-            if workers is None and len(halves) > 1:
-                workers = cores() // len(halves)
-            for runs in halves:
-                self.groups.append(Group(config, self.program, runs, workers))
-                self.threads.append(_Here() if len(halves) == 1 else ThreadPoolExecutor(1))
-            self.obs_size = self.groups[0].obs_size
-            self.heldout = self._heldout()
+            parts = divided(config)
+            for runs in parts:
+                self.groups.append(Group(config, self.program, runs, workers_of_a_group(config, len(parts))))
+                self.threads.append(_Here() if len(parts) == 1 else ThreadPoolExecutor(1))
+            self.heldout = fixed_states(config, self.groups[0].obs_size)
+            for group in self.groups:
+                group.heldout = self.heldout
         except BaseException:
             self.close()
             raise
-
-    def _halves(self) -> list[list[tuple[int, float]]]:
-        runs, wanted = self.config.runs, self.config.overlap
-        if wanted is None:
-            wanted = jax.default_backend() != "cpu" and cores() >= MANY
-        middle = (len(runs) + 1) // 2
-        return [runs[:middle], runs[middle:]] if wanted and len(runs) > 1 else [runs]
 
     def close(self) -> None:
         for thread in self.threads:
             thread.shutdown(cancel_futures=True)
         for group in self.groups:
-            group.pool.close()
-        if self.judge is not None:
-            self.judge.pool.close()
-
-    def _heldout(self) -> np.ndarray | None:
-        """The suite's own batch; where there is none that fits, states of a random policy, the same for every user."""
-        count = self.config.evaluation.heldout
-        if not count:
-            return None
-        batch = heldout.shipped(self.config.tasks[0].split("/")[0])
-        if batch is not None and batch.states.shape[1] == self.obs_size and count <= len(batch.states):
-            return batch.states[:count]
-        with envs.make(self.config.tasks[0], num_envs=8, seed=0, workers=0, **self.config.simulator.given()) as pool:
-            return random_states(pool, count)
+            group.close()
 
     @property
     def task(self) -> str:
@@ -152,9 +145,9 @@ class Fleet:
         for group in self.groups:
             group.enter(self.task, boundary if self.task_index else None)
 
-    def advance(self, ahead: bool = False) -> tuple[ppo.Metrics, Episodes]:
-        """One iteration of every run. `ahead`: whoever is done with it may begin the next one, so that another call must
-        follow before anything else is asked of the fleet."""
+    def advance(self, ahead: bool = False) -> Report:
+        """One iteration of every run, with evaluation and capture where they are due. `ahead`: whoever is done with it may
+        begin the next one, so that another call must follow before anything else is asked of the fleet."""
         try:
             return self._advance(ahead)
         except jax.errors.JaxRuntimeError as error:
@@ -167,68 +160,53 @@ class Fleet:
                 ) from error
             raise
 
-    def _advance(self, ahead: bool) -> tuple[ppo.Metrics, Episodes]:
+    def _advance(self, ahead: bool) -> Report:
         if not self.queue:
             self._begin_iteration()
         begun = self.queue.popleft()
-        if ahead:
+        if ahead and len(self.groups) > 1:  # one alone would only be late with its news
             self._begin_iteration()
-        metrics, episodes, first = [], [], 0
-        for group, future in zip(self.groups, begun, strict=True):
-            done, found = future.result()
-            metrics.append(done)
-            episodes.append(found._replace(run=found.run + first))
-            first += len(group.seeds)
+        reports: list[Report] = [future.result() for future in begun]
         self.iteration += 1
         self.total_iterations += 1
-        together = Episodes(*(np.concatenate(column) for column in zip(*episodes, strict=True)))
-        return _joined(jax.device_get(metrics)), together
-
-    def _begin_iteration(self) -> None:
-        number = self.begun = max(self.begun, self.total_iterations) + 1
-        within = self.iteration + number - self.total_iterations
-        progress = within / self.config.iterations_per_task
-        self.queue.append(
-            [
-                thread.submit(group.advance, number - 1, progress)
-                for group, thread in zip(self.groups, self.threads, strict=True)
-            ]
+        metrics, episodes, examined, trees = zip(*reports, strict=True)
+        return Report(
+            _joined(jax.device_get(list(metrics))),
+            _all_episodes(episodes, self._runs()),
+            None
+            if None in examined
+            else Examined(
+                _all_episodes([one.episodes for one in examined], self._runs()),
+                [values for one in examined for values in one.diagnostics],
+            ),
+            None if None in trees else _joined(list(trees)),
         )
 
-    def evaluate(self, task: str) -> Episodes:
-        if self.judge is None:
-            config = self.config
-            pool = envs.make(
-                config.tasks[0],
-                num_envs=config.evaluation.episodes,
-                seed=self.run_seeds,
-                workers=config.workers,
-                **config.simulator.given(),
-            )
-            self.judge = Player(pool)
-        return evaluate(self.actor, self.judge, task_name(task), self.run_seeds, self.statistics)
+    def _runs(self) -> list[int]:
+        return [len(group.seeds) for group in self.groups]
 
-    def diagnostics(self) -> list[dict[str, float]]:
-        """Of each run, on the held-out batch and on the last rollout's states."""
-        results: list[dict[str, float]] = [{} for _ in self.run_seeds]
-        if self.heldout is None:
-            return results
-        raw = np.broadcast_to(self.heldout, (len(self.run_seeds), *self.heldout.shape))
-        actor, statistics = self.actor, self.statistics
-        fixed = raw if statistics is None else statistics.normalise(raw)
-        online = np.concatenate([group.online for group in self.groups])
-        box = self.groups[0].pool.single_action_space
-        for place, states in (("heldout", fixed), ("online", online)):
-            found = _diagnose(actor, jnp.asarray(states))._asdict()
-            found["saturation"] = _saturation(actor, jnp.asarray(states), box.low, box.high)
-            for name, values in jax.device_get(found).items():
-                for run, value in enumerate(values):
-                    results[run][f"{place}/{name}"] = float(value)
-            loads = jax.device_get(_loads(actor, jnp.asarray(states)))
-            if 1 < loads.shape[1] <= LOADS:
-                for run, shares in enumerate(loads):
-                    results[run] |= {f"{place}/load/{expert}": float(share) for expert, share in enumerate(shares)}
-        return results
+    def _begin_iteration(self) -> None:
+        config = self.config
+        number = self.begun = max(self.begun, self.total_iterations) + 1
+        within = self.iteration + number - self.total_iterations
+        last = within == config.iterations_per_task  # after which the loop saves by itself, in the task that follows
+        order = Order(
+            number - 1,
+            within / config.iterations_per_task,
+            examine=self.task if within in config.evaluations() else None,
+            capture=within % config.checkpoint_every == 0 and not last,
+        )
+        self.queue.append(self._submit(Group.advance, order))
+
+    def _submit(self, work: Callable[..., Any], *arguments: Any) -> list[Future]:
+        return [thread.submit(work, group, *arguments) for group, thread in zip(self.groups, self.threads, strict=True)]
+
+    def each(self, work: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """A method of `Group`, in all groups at the same time; the fleet must be at rest."""
+        return [future.result() for future in self._submit(work, *arguments)]
+
+    def evaluate(self, task: str) -> Episodes:
+        return _all_episodes(self.each(Group.evaluate, task), self._runs())
 
     # Checkpoints -----------------------------------------------------------------------------------------------------
 

@@ -1,9 +1,9 @@
-"""Runs of a fleet that collect together and learn together: their simulators, networks and what they carry along."""
+"""Runs of a fleet that collect, learn and are examined together: their simulators, networks and what they carry along."""
 
 import dataclasses
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,8 @@ import numpy as np
 
 from sphere import envs
 from sphere.algos import ppo
-from sphere.runs.rollout import Collector, Episodes, Statistics
+from sphere.runs.examine import diagnostics
+from sphere.runs.rollout import Collector, Episodes, Player, Statistics, evaluate
 from sphere.runs.settings import Boundary, FleetConfig
 
 
@@ -19,8 +20,37 @@ def task_name(task: str) -> str:
     return task.split("/", 1)[1]
 
 
+class Order(NamedTuple):
+    """One iteration as it is wanted."""
+
+    iteration: int
+    progress: float
+    """Of the task, from 0 to 1, when the iteration is done."""
+    examine: str | None = None
+    """The task to be evaluated afterwards, with diagnostics."""
+    capture: bool = False
+    """Keep the state afterwards, for a checkpoint."""
+
+
+class Examined(NamedTuple):
+    episodes: Episodes
+    diagnostics: list[dict[str, float]]
+
+
+class Report(NamedTuple):
+    """What an iteration leaves behind beside a new state."""
+
+    metrics: ppo.Metrics
+    episodes: Episodes
+    examined: Examined | None
+    tree: dict[str, Any] | None
+
+
 class Group:
     """The state of some runs between iterations, and the steps that move it."""
+
+    judge: Player | None = None
+    heldout: np.ndarray | None = None
 
     def __init__(
         self,
@@ -30,15 +60,17 @@ class Group:
         workers: int | None,
     ):
         self.config, self.program = config, program
-        run_seeds = [seed for seed, _ in runs]
-        self.seeds = np.array(run_seeds, np.uint32)
+        self.run_seeds = [seed for seed, _ in runs]
+        self.seeds = np.array(self.run_seeds, np.uint32)
         rates = (config.ppo.learning_rate, config.ppo.final_learning_rate)
         self.hyper = ppo.Hyper(
             jnp.asarray([rho for _, rho in runs], jnp.float32),
             *(jnp.full(len(runs), rate, jnp.float32) for rate in rates),
         )
-        make = partial(envs.make, config.tasks[0], workers=workers, **config.simulator.given())
-        self.pool = make(num_envs=config.ppo.num_envs, seed=run_seeds)
+        self.make_pool = partial(
+            envs.make, config.tasks[0], seed=self.run_seeds, workers=workers, **config.simulator.given()
+        )
+        self.pool = self.make_pool(num_envs=config.ppo.num_envs)
         self.obs_size = self.pool.single_observation_space.shape[0]
         self.act_size = self.pool.single_action_space.shape[0]
         self.collector = Collector(self.pool, self.seeds, self._no_statistics())
@@ -82,14 +114,33 @@ class Group:
         """The networks as they act."""
         return ppo.acting_fleet(self.program, self.state)
 
-    def advance(self, iteration: int, progress: float) -> tuple[ppo.Metrics, Episodes]:
-        """Collect, and begin to learn: on a GPU the metrics, and the networks, are still in the making when this returns."""
-        rollout, episodes = self.collector.collect(self.actor, self.program.rollout_steps, iteration)
+    def advance(self, order: Order) -> Report:
+        """Collect, and begin to learn: unless more is ordered, on a GPU the metrics and the networks are still in the making
+        when this returns."""
+        rollout, episodes = self.collector.collect(self.actor, self.program.rollout_steps, order.iteration)
         self.online = self._sample(rollout.obs)
+        iteration, progress = np.int32(order.iteration), np.float32(order.progress)
         self.state, metrics = ppo.update_fleet(
-            self.program, self.state, self.hyper, rollout, self.seeds, np.int32(iteration), np.float32(progress)
+            self.program, self.state, self.hyper, rollout, self.seeds, iteration, progress
         )
-        return metrics, episodes
+        examined = None
+        if order.examine is not None and np.all(metrics.finite):  # else there is nothing to examine, and metrics tell
+            examined = self.examine(order.examine)
+        return Report(metrics, episodes, examined, self.tree() if order.capture else None)
+
+    def evaluate(self, task: str) -> Episodes:
+        if self.judge is None:
+            self.judge = Player(self.make_pool(num_envs=self.config.evaluation.episodes))
+        return evaluate(self.actor, self.judge, task_name(task), self.run_seeds, self.collector.statistics)
+
+    def examine(self, task: str) -> Examined:
+        """Evaluation, and diagnostics on the held-out states and on the last rollout's."""
+        episodes, statistics = self.evaluate(task), self.collector.statistics
+        places = {}
+        if self.heldout is not None:
+            raw = np.broadcast_to(self.heldout, (len(self.seeds), *self.heldout.shape))
+            places = {"heldout": raw if statistics is None else statistics.normalise(raw), "online": self.online}
+        return Examined(episodes, diagnostics(self.actor, places, self.pool.single_action_space))
 
     def _sample(self, obs: np.ndarray) -> np.ndarray:
         """States of the last rollout, evenly spread, for diagnostics on experience as it is met."""
@@ -100,7 +151,7 @@ class Group:
         """All that the future depends on, every array with rows by run or by environment."""
         statistics = self.collector.statistics
         return {
-            "state": jax.device_get(self.state),
+            "state": jax.tree.map(np.array, self.state),  # copies: the next update writes over what it is given
             "statistics": {} if statistics is None else statistics.state(),
             "pool": self.pool.get_state(),
             "obs": self.collector.obs,
@@ -113,3 +164,8 @@ class Group:
         self.collector.obs, self.online = tree["obs"], tree["online"]
         if self.collector.statistics is not None:
             self.collector.statistics = dataclasses.replace(self.collector.statistics, **tree["statistics"])
+
+    def close(self) -> None:
+        self.pool.close()
+        if self.judge is not None:
+            self.judge.pool.close()

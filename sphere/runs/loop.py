@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from sphere.runs import checkpoint, record
 from sphere.runs.fleet import Fleet
 from sphere.runs.progress import Progress
 from sphere.runs.records import Records
+from sphere.runs.rollout import Episodes
 from sphere.runs.settings import FleetConfig, run_name
 
 
@@ -39,9 +41,9 @@ class Training:
         self.fleet, self.records, self.progress, self.should_stop = fleet, records, progress, should_stop
         self.runs = len(fleet.run_seeds)
 
-    def save(self) -> None:
+    def save(self, tree: dict[str, Any]) -> None:
         meta = {"counters": self.fleet.counters(), "positions": self.records.positions()}
-        checkpoint.save(self.fleet.directory, self.fleet.total_iterations, self.fleet.tree(), meta)
+        checkpoint.save(self.fleet.directory, self.fleet.total_iterations, tree, meta)
 
     def check_finite(self, metrics: ppo.Metrics) -> None:
         bad = [run_name(*self.fleet.config.runs[r]) for r in np.flatnonzero(~np.asarray(metrics.finite, bool))]
@@ -53,10 +55,9 @@ class Training:
                 "Lower the learning rate or rho, and look at the last lines of metrics.jsonl"
             )
 
-    def evaluate(self, task: str, kind: str) -> None:
-        """One task, recorded episode by episode and as means."""
+    def note(self, task: str, kind: str, found: Episodes, diagnostics: list[dict[str, float]] | None = None) -> None:
+        """Evaluation episodes, recorded one by one and as means."""
         fleet = self.fleet
-        found = fleet.evaluate(task)
         self.records.episodes(fleet.steps, task, kind, fleet.run_seeds, found)
         means = {
             f"{kind}/{name}": _by_run(values, found.run, self.runs)
@@ -67,9 +68,8 @@ class Training:
             )
         }
         values = [{name: column[r] for name, column in means.items()} for r in range(self.runs)]
-        if kind == "evaluation":
-            for one, more in zip(values, fleet.diagnostics(), strict=True):
-                one.update(more)
+        for one, more in zip(values, diagnostics or (), strict=False):
+            one.update(more)
         self.records.event(fleet.steps, values, task, fleet.config.tasks.index(task))
         if kind == "evaluation":
             self.report(task, values)
@@ -86,31 +86,28 @@ class Training:
             f"{self.progress.speed:>9,.0f} steps/s"
         )
 
-    def iterate(self) -> None:
+    def iterate(self) -> dict[str, Any] | None:
+        """One iteration and its records; the fleet's state afterwards, if a checkpoint is due."""
         fleet = self.fleet
-        # what comes next may begin meanwhile, unless this iteration ends with something that needs the fleet at rest
-        metrics, episodes = fleet.advance(ahead=not self.rests(fleet.iteration + 1) and not self.should_stop())
+        last = fleet.iteration + 1 == fleet.config.iterations_per_task
+        done = fleet.advance(ahead=not last and not self.should_stop())
         values = [
-            {f"train/{name}": float(column[r]) for name, column in metrics._asdict().items() if name != "finite"}
+            {f"train/{name}": float(column[r]) for name, column in done.metrics._asdict().items() if name != "finite"}
             for r in range(self.runs)
         ]
         for name, column in (
-            ("return", episodes.returns),
-            ("success_once", episodes.success_once),
-            ("success_at_end", episodes.success_at_end),
+            ("return", done.episodes.returns),
+            ("success_once", done.episodes.success_once),
+            ("success_at_end", done.episodes.success_at_end),
         ):
-            for r, mean in enumerate(_by_run(column, episodes.run, self.runs)):
+            for r, mean in enumerate(_by_run(column, done.episodes.run, self.runs)):
                 values[r][f"train/{name}"] = mean
         self.records.event(fleet.steps, values, fleet.task, fleet.task_index)
-        self.check_finite(metrics)
-        if fleet.iteration in fleet.config.evaluations():
-            self.evaluate(fleet.task, "evaluation")
+        self.check_finite(done.metrics)
+        if done.examined is not None:
+            self.note(fleet.task, "evaluation", *done.examined)
         self.progress.advance(fleet.task, fleet.steps * self.runs)
-
-    def rests(self, iteration: int) -> bool:
-        """Whether there is an evaluation or a checkpoint after this iteration of the task."""
-        config = self.fleet.config
-        return iteration in config.evaluations() or iteration % config.checkpoint_every == 0
+        return done.tree
 
     def end_task(self) -> None:
         """The boundary: retention if asked, and everything once more at the very end."""
@@ -118,22 +115,22 @@ class Training:
         last = fleet.task_index == len(config.tasks) - 1
         if (last or config.evaluation.retention) and config.protocol == "crl":
             for task in config.tasks:
-                self.evaluate(task, "final" if last else "retention")
+                self.note(task, "final" if last else "retention", fleet.evaluate(task))
         if not last:
             fleet.task_index, fleet.iteration = fleet.task_index + 1, 0
             fleet.begin_task()
-        self.save()
+        self.save(fleet.tree())
 
     def run(self) -> None:
         fleet, config = self.fleet, self.fleet.config
         while fleet.iteration < config.iterations_per_task:
-            self.iterate()
+            tree = self.iterate()
             if fleet.iteration == config.iterations_per_task:
                 self.end_task()
-            elif fleet.iteration % config.checkpoint_every == 0:
-                self.save()
+            elif tree is not None:
+                self.save(tree)
             if self.should_stop() and not fleet.queue:
-                self.save()
+                self.save(fleet.tree())
                 raise Interrupted(f"stopped after step {fleet.steps}; go on with: sphere resume {fleet.directory}")
 
 

@@ -75,11 +75,11 @@ class FleetConfig:
     wandb: str | None = None
     """Also send the metrics to this project of Weights & Biases; the package must be installed."""
     overlap: bool | None = None
-    """Let one half of the runs collect while the other half learns; default: where a GPU learns and there are eight cores or
-    more. Results do not depend on it."""
+    """Let some runs collect while others learn; default: where a GPU learns and there are eight cores or more. Results do not
+    depend on it."""
     workers: int | None = None
-    """Simulator processes of a group of runs; default: all cores, halved where halves overlap; below eight cores the learner
-    is one of them. Results do not depend on it."""
+    """Simulator processes of a group of runs; default: all cores, divided among groups that overlap; below eight cores the
+    learner is one of them. Results do not depend on it."""
 
     def __post_init__(self) -> None:
         if not self.tasks:
