@@ -131,6 +131,7 @@ def test_runs_without_any_evaluation_make_a_page_too(tmp_path):
     write_run(tmp_path / "x", settings(), stop_at=0)
     text = render(load([tmp_path]))
     assert "No run has finished" in text
+    assert "Average success" not in text  # of which there would be an empty chart
 
 
 def test_the_command_line(runs, tmp_path):
@@ -333,6 +334,18 @@ def test_every_figure_is_drawn_and_nothing_is_wider_than_the_page(opened, width,
         assert page.locator(".plot svg").count() >= 10
         for fault in (EMPTY, CUT, OVER):
             assert page.evaluate(fault) == []
+
+
+@needs_browser
+def test_a_task_with_one_evaluation_has_its_point(browser_page, tmp_path):
+    write_run(tmp_path / "run", settings(), stop_at=1000)
+    page = browser_page(1280, render(load([tmp_path])))
+    visible = page.evaluate("""[...document.querySelectorAll('path.mean')].map(path => {
+      const [x, y] = path.getAttribute('d').slice(1).split(/[ h]/).map(Number);
+      return path.isPointInStroke(new DOMPoint(x, y));
+    })""")
+    assert len(visible) >= 4
+    assert all(visible)
 
 
 @needs_browser

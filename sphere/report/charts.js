@@ -61,7 +61,8 @@ function path(one, values, x, y, breaks) {
   one.step.forEach((step, i) => {
     if (values[i] === null) { pen = false; return; }
     const fresh = !pen || (breaks && one.task[i] !== one.task[i - 1]);
-    text += `${fresh ? "M" : "L"}${x(step).toFixed(1)} ${y(values[i]).toFixed(1)}`;
+    // a line of no length is a dot where strokes end round: all there is of a task with one evaluation
+    text += `${fresh ? "M" : "L"}${x(step).toFixed(1)} ${y(values[i]).toFixed(1)}${fresh ? "h0" : ""}`;
     pen = true;
   });
   return text;

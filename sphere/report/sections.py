@@ -44,12 +44,7 @@ def section(comparison: Comparison, index: int) -> Markup:
         headline(comparison),
         cards(comparison),
         controls(comparison),
-        element("h3", "Average success"),
-        chart(
-            "bars",
-            joined(BARS, "; open diamonds: the paper." if any(one.paper for one in averages(comparison)) else "."),
-        ),
-        *(table(one) for one in (average_table(comparison), against_table(comparison)) if one.rows),
+        _averages(comparison),
         element("h3", "Task by task"),
         *(_only(p, table(per_task_table(comparison, p), total=True)) for p in comparison.protocols),
         element("h3", "Learning curves"),
@@ -68,6 +63,19 @@ def section(comparison: Comparison, index: int) -> Markup:
         ),
     ]
     return element("section", *parts, class_="comparison", data_comparison=index, id=f"c{index}")
+
+
+def _averages(comparison: Comparison) -> Markup:
+    found = averages(comparison)
+    if not found:
+        return EMPTY
+    paper = "; open diamonds: the paper." if any(one.paper for one in found) else "."
+    tables = (average_table(comparison), against_table(comparison))
+    return joined(
+        element("h3", "Average success"),
+        chart("bars", joined(BARS, paper)),
+        *(table(one) for one in tables if one.rows),
+    )
 
 
 def headline(comparison: Comparison) -> Markup:
