@@ -17,7 +17,7 @@ from fleets import TINY
 from sphere.algos import ppo
 from sphere.envs.pool import WorkerError
 from sphere.runs import record
-from sphere.runs.fleet import Fleet, divided, workers_of_a_group
+from sphere.runs.fleet import Fleet, _threads, divided, workers_of_a_group
 from sphere.runs.loop import NonFinite, train
 from sphere.runs.settings import Boundary, FleetConfig, rebuild, run_name
 
@@ -120,6 +120,17 @@ def test_how_a_fleet_is_divided(monkeypatch):
     assert sizes(64, **apart)[1] == 1
     assert sizes(10, **apart, overlap=False) == ([10], None)
     assert sizes(10, **apart, workers=3) == ([2, 2, 2, 2, 2], 3)
+
+
+@pytest.mark.parametrize(("backend", "threads"), [("cpu", 1), ("gpu", 5)])
+def test_groups_take_turns_on_a_cpu(monkeypatch, backend, threads):
+    """Five threads with diagnostics on two cores hung: each program held a thread of XLA's pool and waited for another."""
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    found = _threads(5)
+    for thread in found:
+        thread.shutdown(cancel_futures=True)
+    assert len(found) == 5
+    assert len(set(map(id, found))) == threads
 
 
 def test_overlap_goes_on_exactly_and_in_one_group_too(tmp_path):

@@ -78,11 +78,21 @@ class _Here:
         pass
 
 
+def _threads(groups: int) -> list[ThreadPoolExecutor | _Here]:
+    if groups == 1:
+        return [_Here()]
+    if jax.default_backend() == "cpu":
+        # Programs of several threads that wait for parts of themselves can fill XLA's pool, and then none goes on. There
+        # would be little to gain: the cores are the device.
+        return [ThreadPoolExecutor(1)] * groups
+    return [ThreadPoolExecutor(1) for _ in range(groups)]
+
+
 class Fleet:
     """The state of a fleet between iterations, and the steps that move it.
 
-    Its runs are one group, or several with a thread each, of which some collect or are examined while another learns: that
-    changes no run's numbers.
+    Its runs are one group, or several with a thread each, of which some collect or are examined while another learns (on a
+    CPU, in turns): that changes no run's numbers.
     """
 
     def __init__(self, config: FleetConfig, directory: Path):
@@ -96,9 +106,9 @@ class Fleet:
         self.threads: list[ThreadPoolExecutor | _Here] = []
         try:
             parts = divided(config)
+            self.threads = _threads(len(parts))
             for runs in parts:
                 self.groups.append(Group(config, self.program, runs, workers_of_a_group(config, len(parts))))
-                self.threads.append(_Here() if len(parts) == 1 else ThreadPoolExecutor(1))
             self.heldout = fixed_states(config, self.groups[0].obs_size)
             for group in self.groups:
                 group.heldout = self.heldout
