@@ -2,7 +2,9 @@
 
 import dataclasses
 
+import equinox as eqx
 import fleets
+import jax
 import numpy as np
 import pytest
 
@@ -48,6 +50,47 @@ def test_a_fleet_takes_the_suites_batch_and_falls_back_to_random_states(tmp_path
     np.testing.assert_array_equal(batch(config), STATES[:16])
     heldout.save(tmp_path / "probe.npz", STATES[:, :5], {})  # of another size
     np.testing.assert_array_equal(batch(config), at_random)
+
+
+def test_raw_states_are_also_standardised_for_the_ntk(tmp_path, monkeypatch):
+    """Against the Jacobian itself, on states of very different scales and with a column that never changes."""
+    monkeypatch.setattr(heldout, "FOLDER", tmp_path)
+    states = STATES * np.float32([1, 100, 1e-3, 1, 1, 0]) + np.float32([0, 50, 1, -3, 0, 7])
+    heldout.save(tmp_path / "probe.npz", states, {})
+    config = dataclasses.replace(fleets.TINY, workers=0, seeds=(3,), rho=(0.0,), normalise_observations=False)
+    fleet = Fleet(config, tmp_path / "fleet")
+    try:
+        fleet.begin_task()
+        (found,) = fleet.groups[0].examine(fleet.task).diagnostics
+        trunk = jax.tree.map(lambda leaf: leaf[0], fleet.actor).trunk
+    finally:
+        fleet.close()
+    raw = states[:16].astype(np.float64)
+    spread = raw.std(axis=0)
+    assert spread[5] == 0
+    scaled = np.where(spread > 0, (raw - raw.mean(axis=0)) / np.where(spread > 0, spread, 1), 0)
+    # one state at a time: the Jacobian of the sum of the outputs by all parameters but the gate's temperature
+    weights, rest = eqx.partition(trunk, lambda leaf: eqx.is_inexact_array(leaf) and leaf.ndim > 0)
+    gradient = jax.jit(jax.grad(lambda weights, x: eqx.combine(weights, rest)(x[None])[0].sum()))
+
+    def rank(batch):
+        rows = [np.concatenate([np.ravel(g) for g in jax.tree.leaves(gradient(weights, x))]) for x in batch]
+        singular = np.linalg.svd(np.array(rows, np.float64), compute_uv=False) ** 2
+        share = singular[singular > 0] / singular.sum()
+        return np.exp(-np.sum(share * np.log(share)))
+
+    np.testing.assert_allclose(found["standardised/ntk_rank"], rank(scaled.astype(np.float32)), rtol=1e-4)
+    np.testing.assert_allclose(found["heldout/ntk_rank"], rank(states[:16]), rtol=1e-3)
+    assert found["standardised/ntk_rank"] > 2 * found["heldout/ntk_rank"]
+
+
+def test_normalised_states_are_not_standardised_again(tmp_path):
+    fleet = Fleet(dataclasses.replace(fleets.TINY, workers=0, seeds=(0,)), tmp_path)
+    try:
+        fleet.begin_task()
+        assert "standardised/ntk_rank" not in fleet.groups[0].examine(fleet.task).diagnostics[0]
+    finally:
+        fleet.close()
 
 
 def test_states_are_made_from_every_task_of_a_trained_policy(tmp_path):

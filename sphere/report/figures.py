@@ -62,9 +62,10 @@ def _figures(comparison: Comparison) -> dict[str, Any]:
     for protocol in comparison.protocols:
         success = f"evaluation/success_{comparison.success.replace('-', '_')}"
         found[f"learning-curves-{protocol}"] = curves(comparison, protocol, [success, "evaluation/return"])
-        found[f"ntk-rank-{protocol}"] = curves(comparison, protocol, ["heldout/ntk_rank", "online/ntk_rank"])
-        found[f"router-{protocol}"] = router(comparison, protocol)
         runs = [run for run in comparison.runs if run.protocol == protocol]
+        ranks = [n for n in metrics(runs) if n.endswith("/ntk_rank")]
+        found[f"ntk-rank-{protocol}"] = curves(comparison, protocol, ranks)
+        found[f"router-{protocol}"] = router(comparison, protocol)
         rest = [n for n in metrics(runs) if n.startswith("heldout/") and n != "heldout/ntk_rank"]
         found[f"diagnostics-{protocol}"] = curves(comparison, protocol, rest, columns=3)
     found["retention"] = retention_matrices(comparison)

@@ -11,7 +11,11 @@ from sphere.report.tables import Measured, digits
 NAMES = {"metaworld": "MetaWorld", "humanoidbench": "HumanoidBench", "probe": "Probe tasks"}
 PROTOCOLS = {"crl": "CRL: one agent through all tasks", "rl": "RL: every task from scratch"}
 RE_K = Markup("<b>r<sub>e</sub>(K)</b>")
-RANKS = {"heldout/ntk_rank": " on held-out states", "online/ntk_rank": " on states of the last rollout"}
+RANKS = {
+    "heldout/ntk_rank": " on held-out states",
+    "online/ntk_rank": " on states of the last rollout",
+    "standardised/ntk_rank": " on held-out states, standardised",
+}
 MOST_CARDS = 8
 BARS = (
     "Success right after each task's own training, averaged over tasks. Whiskers: 95% bootstrap interval over runs; "

@@ -11,6 +11,7 @@ from gymnasium.spaces import Box
 from sphere import envs
 from sphere.algos import ppo
 from sphere.diagnostics import diagnose, expert_load, saturation
+from sphere.ntk import effective_rank
 from sphere.runs import heldout
 from sphere.runs.rollout import random_states
 from sphere.runs.settings import FleetConfig
@@ -19,6 +20,13 @@ LOADS = 64
 """Most experts whose loads are recorded one by one; with more of them, their balance is what can be read."""
 
 _diagnose = jax.jit(jax.vmap(diagnose), compiler_options=ppo.EXACT)
+
+
+@partial(jax.jit, compiler_options=ppo.EXACT)
+@partial(jax.vmap, in_axes=(0, None))
+def _rank(actor: ppo.GaussianActor, states: jax.Array) -> jax.Array:
+    with jax.default_matmul_precision("highest"):  # as all diagnostics
+        return effective_rank(actor, states)
 
 
 @partial(jax.jit, compiler_options=ppo.EXACT)
@@ -43,6 +51,19 @@ def fixed_states(config: FleetConfig, obs_size: int) -> np.ndarray | None:
         return batch.states[:count]
     with envs.make(config.tasks[0], num_envs=8, seed=0, workers=0, **config.simulator.given()) as pool:
         return random_states(pool, count)
+
+
+def standardised(states: np.ndarray) -> np.ndarray:
+    """Every column with mean 0 and deviation 1; 0 where it never changes."""
+    wide = states.astype(np.float64)
+    apart, spread = wide - wide.mean(axis=0), wide.std(axis=0)
+    return np.divide(apart, spread, out=np.zeros_like(wide), where=spread > 0).astype(np.float32)
+
+
+def standardised_rank(actor: ppo.GaussianActor, states: np.ndarray) -> list[dict[str, float]]:
+    """r_e(K) of each run on standardised states: raw ones may differ so little that K has few directions by itself."""
+    ranks = jax.device_get(_rank(actor, jnp.asarray(standardised(states))))
+    return [{"standardised/ntk_rank": float(rank)} for rank in ranks]
 
 
 def diagnostics(actor: ppo.GaussianActor, places: dict[str, np.ndarray], box: Box) -> list[dict[str, float]]:

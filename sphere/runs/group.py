@@ -11,7 +11,7 @@ import numpy as np
 
 from sphere import envs
 from sphere.algos import ppo
-from sphere.runs.examine import diagnostics
+from sphere.runs.examine import diagnostics, standardised_rank
 from sphere.runs.rollout import Collector, Episodes, Player, Statistics, evaluate
 from sphere.runs.settings import Boundary, FleetConfig
 
@@ -135,12 +135,15 @@ class Group:
 
     def examine(self, task: str) -> Examined:
         """Evaluation, and diagnostics on the held-out states and on the last rollout's."""
-        episodes, statistics = self.evaluate(task), self.collector.statistics
-        places = {}
-        if self.heldout is not None:
-            raw = np.broadcast_to(self.heldout, (len(self.seeds), *self.heldout.shape))
-            places = {"heldout": raw if statistics is None else statistics.normalise(raw), "online": self.online}
-        return Examined(episodes, diagnostics(self.actor, places, self.pool.single_action_space))
+        episodes, statistics, actor = self.evaluate(task), self.collector.statistics, self.actor
+        if self.heldout is None:
+            return Examined(episodes, [{} for _ in self.run_seeds])
+        raw = np.broadcast_to(self.heldout, (len(self.seeds), *self.heldout.shape))
+        fixed = raw if statistics is None else statistics.normalise(raw)
+        found = diagnostics(actor, {"heldout": fixed, "online": self.online}, self.pool.single_action_space)
+        if statistics is None:
+            found = [one | more for one, more in zip(found, standardised_rank(actor, self.heldout), strict=True)]
+        return Examined(episodes, found)
 
     def _sample(self, obs: np.ndarray) -> np.ndarray:
         """States of the last rollout, evenly spread, for diagnostics on experience as it is met."""
