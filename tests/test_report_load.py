@@ -269,3 +269,17 @@ def test_a_thousand_runs_load_in_twenty_seconds(tmp_path):
     elapsed = time.monotonic() - started
     assert len(found.runs) == 1000
     assert elapsed < 20, elapsed
+
+
+def test_speed_is_by_the_clock_without_pauses(tmp_path):
+    """Evaluations every 1,000 steps after 2 s, but for a night in between; a run with one evaluation has no speed."""
+    path = write_run(tmp_path / "a", settings())
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        line["wall"] = 1e9 + line["step"] / 500 + (30_000 if line["step"] > 4000 else 0)
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_run(tmp_path / "b", settings(seed=1), stop_at=1000)
+    first, second = load([tmp_path]).runs
+    # nine evaluations, eight gaps; the pause counts as three gaps of the usual length
+    assert first.speed == pytest.approx(8000 / (7 * 2 + 3 * 2))
+    assert second.speed is None

@@ -8,7 +8,11 @@ from sphere.report.elements import EMPTY, Markup, element, plural, region, two_c
 from sphere.report.labels import flatten, spell
 from sphere.report.load import Loaded, Run
 
-COLUMNS = ("run", "method", "protocol", "seed", "steps", "state", "settings", "versions")
+COLUMNS = ("run", "method", "protocol", "seed", "steps", "state", "hours", "steps/s", "device", "settings", "versions")
+SPEED = (
+    "Hours and steps per second are a run's own, by the clock from evaluation to evaluation, pauses left out. Runs of one "
+    "fleet share a machine: their speeds add up, their hours do not."
+)
 
 
 def runs_section(loaded: Loaded) -> Markup:
@@ -29,12 +33,17 @@ def runs_section(loaded: Loaded) -> Markup:
         for n, run in _first(loaded.runs, versions)
     ]
     heading = element("h2", "Runs, settings, versions")
-    return element("section", heading, region("runs", listing), *blocks, class_="plain", id="runs")
+    told = element("p", SPEED, class_="soft")
+    return element("section", heading, region("runs", listing), told, *blocks, class_="plain", id="runs")
 
 
 def _row(run: Run, settings: str, versions: str) -> Markup:
-    state = "finished" if run.finished else "going, or stopped"
-    rest = [run.protocol.upper(), str(run.seed), f"{run.steps:,}", state, settings, versions]
+    state = "finished" if run.finished else "unfinished"
+    speed = run.speed
+    clock = ["–", "–"] if speed is None else [f"{run.steps / speed / 3600:.2f}", f"{speed:,.0f}"]
+    device = run.environment.get("device")
+    kind = str(device.get("kind")) if isinstance(device, dict) else "not known"
+    rest = [run.protocol.upper(), str(run.seed), f"{run.steps:,}", state, *clock, kind, settings, versions]
     cells = [element("td", run.method, class_="words"), *(element("td", text) for text in rest)]
     return element("tr", element("th", run.name, scope="row"), *cells)
 

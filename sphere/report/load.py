@@ -40,6 +40,8 @@ class Curve:
 
     step: np.ndarray
     task: np.ndarray
+    wall: np.ndarray
+    """Seconds, by the clock."""
     values: Mapping[str, np.ndarray]
     """By the name of the metric; NaN where an evaluation did not have it or it does not apply."""
 
@@ -70,6 +72,18 @@ class Run:
         ppo = self.config.get("ppo") or {}
         rollout = int(ppo.get("num_envs", 1)) * int(ppo.get("rollout_steps", 1))
         return -(-int(self.config["steps_per_task"]) // rollout) * rollout
+
+    @property
+    def speed(self) -> float | None:
+        """Environment steps per second of this run, its evaluations included. A pause (it was stopped and resumed) counts
+        as three times the usual time of its steps at most."""
+        steps, seconds = np.diff(self.curve.step), np.diff(self.curve.wall)
+        known = (steps > 0) & (seconds > 0)
+        if not known.any():
+            return None
+        steps, seconds = steps[known], seconds[known]
+        usual = np.median(seconds / steps)
+        return float(steps.sum() / np.minimum(seconds, 3 * usual * steps).sum())
 
     @property
     def finished(self) -> bool:
@@ -213,6 +227,7 @@ def _read_curve(path: Path, notes: list[str]) -> tuple[Curve, int]:
     curve = Curve(
         np.array([event["step"] for event in events], np.int64),
         np.array([event["task_index"] for event in events], np.int64),
+        _column(path, "wall", [event.get("wall") for event in events]),
         values,
     )
     return curve, int(last[0]["step"]) if last else 0
