@@ -26,8 +26,8 @@ PACKAGES = """
 
 TEST_PACKAGES = """
     beartype contourpy cycler execnet fonttools grpcio hypothesis iniconfig joblib kiwisolver markdown markupsafe matplotlib
-    pillow pluggy protobuf pygments pyparsing pytest pytest-xdist python-dateutil scikit-learn six sortedcontainers submitit
-    tensorboard tensorboard-data-server threadpoolctl werkzeug
+    narwhals pillow pluggy protobuf pygments pyparsing pytest pytest-xdist python-dateutil scikit-learn six sortedcontainers
+    submitit tensorboard tensorboard-data-server threadpoolctl werkzeug
 """.split()
 """What the tests import besides, without Ray and a browser: their tests are skipped there."""
 
