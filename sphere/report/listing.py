@@ -10,7 +10,7 @@ from sphere.report.load import Loaded, Run
 
 COLUMNS = ("run", "method", "protocol", "seed", "steps", "state", "hours", "steps/s", "device", "settings", "versions")
 SPEED = (
-    "Hours and steps per second are a run's own, by the clock from evaluation to evaluation, pauses left out. Runs of one "
+    "Hours and steps per second are a run's own, by the clock from evaluation to evaluation, pauses cut short. Runs of one "
     "fleet share a machine: their speeds add up, their hours do not."
 )
 

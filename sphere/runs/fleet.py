@@ -21,8 +21,8 @@ from sphere.runs.rollout import Episodes, Statistics
 from sphere.runs.settings import Boundary, FleetConfig
 
 TOGETHER = 2
-"""Runs of a group where groups overlap. The update of two takes hardly longer than that of one; of more, their cores would be
-idle for longer."""
+"""Runs of a group where groups overlap. The fewer, the shorter their cores are idle while they learn; but an update of five
+runs takes only half as long again as that of one, so the GPU wants more than one."""
 
 
 def _joined(trees: list[Any]) -> Any:
@@ -34,8 +34,8 @@ def _joined(trees: list[Any]) -> Any:
 
 def _all_episodes(found: Sequence[Episodes], runs: Sequence[int]) -> Episodes:
     """Those of several groups, which have so many runs each."""
-    first = np.cumsum([0, *runs])
-    apart = [episodes._replace(run=episodes.run + at) for episodes, at in zip(found, first, strict=False)]
+    first = np.cumsum([0, *runs[:-1]])
+    apart = [episodes._replace(run=episodes.run + at) for episodes, at in zip(found, first, strict=True)]
     return Episodes(*(np.concatenate(column) for column in zip(*apart, strict=True)))
 
 
@@ -57,8 +57,8 @@ def workers_of_a_group(config: FleetConfig, groups: int) -> int | None:
         return config.workers
     if groups == 2:
         return max(1, cores() // 2)
-    # Some group is always learning, so a quarter more than there are cores; none, if possible, with environments of two runs,
-    # whose policies would take it twice the time.
+    # Some group is always learning, so a quarter more than there are cores; none, if possible, with environments of two runs:
+    # two policies take half as long again as one.
     share = -(-5 * cores() // (4 * groups))
     return max(1, share - share % TOGETHER)
 

@@ -68,7 +68,7 @@ class Training:
             )
         }
         values = [{name: column[r] for name, column in means.items()} for r in range(self.runs)]
-        for one, more in zip(values, diagnostics or (), strict=False):
+        for one, more in zip(values, diagnostics or [{}] * self.runs, strict=True):
             one.update(more)
         self.records.event(fleet.steps, values, task, fleet.config.tasks.index(task))
         if kind == "evaluation":

@@ -76,7 +76,7 @@ class FleetConfig:
     """Also send the metrics to this project of Weights & Biases; the package must be installed."""
     overlap: bool | None = None
     """Let some runs collect while others learn; default: where a GPU learns and there are eight cores or more. Results do not
-    depend on it."""
+    depend on it but for rounding."""
     workers: int | None = None
     """Simulator processes of a group of runs; default: all cores, divided among groups that overlap; below eight cores the
     learner is one of them. Results do not depend on it."""
