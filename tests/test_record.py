@@ -345,30 +345,3 @@ def test_atomic_write_leaves_the_old_file_when_interrupted(tmp_path):
         interrupted()
     assert json.loads(path.read_text()) == {"a": 1}
     assert [entry.name for entry in tmp_path.iterdir()] == ["config.json"]
-
-
-def test_environment_names_versions_commit_and_device(tmp_path):
-    environment = record.describe_environment()
-    record.write_json(tmp_path / "environment.json", environment)
-    assert strict((tmp_path / "environment.json").read_text()) == environment
-    assert {"jax", "jaxlib", "numpy"} <= set(environment["versions"])  # and sphere-rl, where it is installed
-    assert environment["device"]["count"] >= 1
-    assert environment["cpus"] >= 1
-
-
-def test_git_is_none_outside_a_checkout_and_inside_somebody_elses(tmp_path):
-    git = ["git", "-C", str(tmp_path)]
-    assert record._git(tmp_path) is None
-    subprocess.run([*git, "init", "-q"], check=True)
-    (tmp_path / "file").touch()
-    subprocess.run([*git, "add", "file"], check=True)
-    identity = ["-c", "user.name=n", "-c", "user.email=e@x"]
-    subprocess.run([*git, *identity, "commit", "-qm", "one"], check=True)
-    (tmp_path / "inner").mkdir()
-    clean = record._git(tmp_path.resolve())
-    assert clean is not None
-    assert len(clean["commit"]) == 40
-    assert clean["dirty"] is False
-    assert record._git(tmp_path.resolve() / "inner") is None
-    (tmp_path / "file").write_text("changed")
-    assert record._git(tmp_path.resolve())["dirty"] is True

@@ -237,10 +237,17 @@ def test_ctrl_c_saves_and_leaves_and_resume_goes_on(straight, tmp_path):
         pytest.fail(f"it ended before the signal came: {said}")
     assert "sphere resume" in said
     assert "Traceback" not in said
+    environment = metrics.with_name("environment.json")
+    began = json.loads(environment.read_text()) | {"python": "2.7"}
+    environment.write_text(json.dumps(began))
     second = fleets.resume(tmp_path / "fleet", tmp_path / "cache")
     said = second.communicate(timeout=180)[0]
     assert second.returncode == 0, said
+    assert "not the same python as before" in said
     assert_same(straight, tmp_path / "fleet")
+    noted = json.loads(environment.read_text())
+    assert noted["python"] == "2.7"
+    assert [list(change) for change in noted["resumed"].values()] == [["python"]]
 
 
 def test_task_boundaries_keep_what_they_say(tmp_path):

@@ -7,6 +7,7 @@ from typing import Any
 from sphere.report.elements import EMPTY, Markup, element, plural, region, two_columns
 from sphere.report.labels import flatten, spell
 from sphere.report.load import Loaded, Run
+from sphere.runs.provenance import devices
 
 COLUMNS = ("run", "method", "protocol", "seed", "steps", "state", "hours", "steps/s", "device", "settings", "versions")
 SPEED = (
@@ -41,8 +42,7 @@ def _row(run: Run, settings: str, versions: str) -> Markup:
     state = "finished" if run.finished else "unfinished"
     speed = run.speed
     clock = ["–", "–"] if speed is None else [f"{run.steps / speed / 3600:.2f}", f"{speed:,.0f}"]
-    device = run.environment.get("device")
-    kind = str(device.get("kind")) if isinstance(device, dict) else "not known"
+    kind = ", ".join(devices(run.environment)) or "not known"
     rest = [run.protocol.upper(), str(run.seed), f"{run.steps:,}", state, *clock, kind, settings, versions]
     cells = [element("td", run.method, class_="words"), *(element("td", text) for text in rest)]
     return element("tr", element("th", run.name, scope="row"), *cells)

@@ -176,13 +176,13 @@ def train(config: FleetConfig, directory: Path, *, resume: bool = False, quiet: 
         if resume and checkpoint.checkpoints(directory):
             saved = fleet.resume()
         progress = Progress(total, fleet.steps * runs, quiet=quiet)
-        for note in saved.notes if saved else ():
-            progress.say(note)
         if saved:
-            records.begin(saved.meta["positions"], fleet.steps)
+            notes = [*saved.notes, *records.begin(saved.meta["positions"], fleet.steps)]
         else:
-            records.begin([{} for _ in range(runs)] if resume else None, None)
+            notes = records.begin([{} for _ in range(runs)] if resume else None, None)
             fleet.begin_task()
+        for note in notes:
+            progress.say(note)
         with _StopOnce(progress) as stop:
             Training(fleet, records, progress, lambda: stop.asked).run()
         progress.say(f"done in {time.monotonic() - started:.0f} s; records in {directory}")

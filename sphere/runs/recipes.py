@@ -12,7 +12,7 @@ from sphere import envs
 from sphere.algos import ppo
 from sphere.algos.ppo import PPOConfig
 from sphere.nets import NetConfig
-from sphere.runs import record
+from sphere.runs import provenance, record
 from sphere.runs.fleet import Fleet
 from sphere.runs.heldout import Heldout, load, save
 from sphere.runs.presets import preset
@@ -58,7 +58,7 @@ def make(config: FleetConfig, directory: Path, count: int, path: Path, seed: int
     states = rng.permutation(np.concatenate(found))
     settings = record.plain(dataclasses.asdict(config))
     facts = {"tasks": list(config.tasks), "steps": steps, "mean_return": returns, "seed": seed, "settings": settings}
-    save(path, states, facts | {"environment": record.describe_environment()})
+    save(path, states, facts | {"environment": provenance.describe()})
     return load(path)
 
 

@@ -1,7 +1,7 @@
 """A run directory: what was asked, where it ran, and every number it produced, as plain JSON.
 
     config.json        the settings
-    environment.json   versions, commit, device
+    environment.json   versions, commit, device; from which step on others, if it was resumed with others
     metrics.jsonl      a line per event: step, task, task_index, wall, then name -> number
     episodes.jsonl     a line per evaluation episode
     lock               held by the one process that may write; names it
@@ -16,13 +16,10 @@ that overflowed and one that was 0/0 are different faults. The readers turn them
 
 import dataclasses
 import fcntl
-import importlib.metadata
 import json
 import math
 import os
-import platform
 import socket
-import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -44,7 +41,6 @@ EPISODE_FIELDS = (
     "success_once",
     "success_at_end",
 )
-PACKAGES = ("sphere-rl", "jax", "jaxlib", "equinox", "optax", "numpy", "mujoco", "metaworld", "gymnasium")
 NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -270,42 +266,3 @@ def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
             if not isinstance(value, dict):
                 raise ValueError(f"{path}, line {number} is {line[:60]!r}, wanted an object; edited?")
             yield value
-
-
-def describe_environment() -> dict[str, Any]:
-    """What a result can depend on besides its settings, for environment.json. Starts jax's backend."""
-    import jax  # only this function needs it, and it takes a second to import
-
-    devices = jax.devices()
-    return {
-        "python": platform.python_version(),
-        "versions": {name: version for name in PACKAGES if (version := _version(name))},
-        "git": _git(Path(__file__).resolve().parents[2]),
-        "device": {"kind": devices[0].device_kind, "platform": devices[0].platform, "count": len(devices)},
-        "matmul_precision": jax.config.jax_default_matmul_precision,  # type: ignore[attr-defined]
-        "x64": jax.config.jax_enable_x64,  # type: ignore[attr-defined]
-        "cpus": os.cpu_count(),
-        "platform": platform.platform(),
-    }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _git(root: Path) -> dict[str, Any] | None:
-    """The commit of the checkout at `root`; None if it is none, or a folder inside somebody else's."""
-
-    def git(*arguments: str) -> str:
-        command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
-        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=20).stdout.strip()
-
-    try:
-        if Path(git("rev-parse", "--show-toplevel")) != root:
-            return None
-        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}
-    except (OSError, subprocess.SubprocessError):
-        return None

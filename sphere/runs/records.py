@@ -5,7 +5,7 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from sphere.runs import record
+from sphere.runs import provenance, record
 from sphere.runs.rollout import Episodes
 from sphere.runs.settings import FleetConfig, run_name, with_run
 from sphere.runs.tensorboard import EventWriter
@@ -16,23 +16,30 @@ class Records:
 
     def __init__(self, config: FleetConfig, directory: Path, resume: bool):
         self.mirrors = _wandb_runs(config, directory) if config.wandb else []
-        environment = None if resume else record.describe_environment()
+        self.environment = provenance.describe()
         self.runs = []
         for seed, rho in config.runs:
             path = directory / run_name(seed, rho)
             self.runs.append(
                 record.RunDirectory.resume(path)
                 if resume
-                else record.RunDirectory.create(path, with_run(config, seed, rho), environment or {})
+                else record.RunDirectory.create(path, with_run(config, seed, rho), self.environment)
             )
         self.paths = [directory / run_name(seed, rho) for seed, rho in config.runs]
         self.boards: list[EventWriter] = []
 
-    def begin(self, positions: list[dict[str, int]] | None, resumed_at: int | None) -> None:
+    def begin(self, positions: list[dict[str, int]] | None, resumed_at: int | None) -> list[str]:
+        """Open the records, of a resumed fleet cut back to a checkpoint; what is worth telling about that."""
+        changed: list[str] = []
         for index, run in enumerate(self.runs):
             if positions is not None:
                 run.truncate(positions[index])
+                changed += provenance.resume(run.path, resumed_at or 0, self.environment)
         self.boards = [EventWriter(path, resumed_at=resumed_at) for path in self.paths]
+        if not changed:
+            return []
+        names = ", ".join(dict.fromkeys(changed))
+        return [f"not the same {names} as before (noted in environment.json): last digits may come out differently"]
 
     def event(self, step: int, values: list[dict[str, float]], task: str, task_index: int) -> None:
         for index, (run, one) in enumerate(zip(self.runs, values, strict=True)):
