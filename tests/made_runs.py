@@ -68,6 +68,7 @@ def write_run(path: Path, config: dict, *, stop_at: int | None = None, shift: fl
                 values |= {f"{place}/ntk_rank": 10 - step / 3000 + shift + rng.uniform(), f"{place}/silhouette": "nan"}
                 values |= {f"{place}/dormant_ratio": 0.1, f"{place}/routing_entropy": 0.8}
                 values |= {f"{place}/load/{e}": 1 / experts for e in range(experts)}
+            values["standardised/ntk_rank"] = 20.0 + shift
         metrics.append({"step": step, "task": task, "task_index": tasks.index(task), "wall": 1.0 + step, **values})
 
     for index, task in enumerate(tasks):

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from made_runs import TASKS, settings, write_comparison, write_run
 
-from sphere.report.figures import dominant_direction, save, tsne_panels, write_figures
+from sphere.report.figures import curves, dominant_direction, save, tsne_panels, write_figures
 from sphere.report.load import load
 from sphere.report.page import render, write_report
 from sphere.report.summary import comparisons
@@ -167,6 +167,15 @@ def test_figures_come_in_three_forms_and_do_not_depend_on_the_clock(tmp_path):
     again = {path.name: path for path in write_figures(comparison, tmp_path / "two")}
     for path in first:
         assert path.read_bytes() == again[path.name].read_bytes(), path.name
+
+
+def test_panels_of_one_figure_are_told_apart(tmp_path):
+    write_run(tmp_path / "runs" / "a", settings(tasks=list(TASKS[:2])))
+    (comparison,) = comparisons(load([tmp_path / "runs"]))
+    figure = curves(comparison, "crl", [f"{place}/ntk_rank" for place in ("heldout", "online", "standardised")])
+    titles = [axis.get_title(loc="left") for axis in figure.axes]
+    assert len(set(titles)) == 3
+    assert titles[2] == "r_e(K), held-out states, standardised"
 
 
 def test_tsne_panels_from_features(tmp_path):

@@ -12,6 +12,11 @@ from sphere.report.summary import Comparison, averages, band, load_map, metrics,
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9", "#7A6FF0")
 DASHES = ("-", "-", "-", "-", "--", ":", "-.", "--")
+PLACES = {
+    "heldout": ", held-out states",
+    "online": ", rollout states",
+    "standardised": ", held-out states, standardised",
+}
 STYLE: Any = {
     "font.size": 9,
     "font.family": "DejaVu Sans",
@@ -129,7 +134,7 @@ def curves(comparison: Comparison, protocol: str, names: Sequence[str], columns:
     for axis, (name, some) in zip(axes.flat, bands.items(), strict=False):
         for method, one in some:
             _draw_band(axis, one, *_colour(comparison, method), name.startswith("evaluation/") or protocol == "rl")
-        place = {"heldout": ", held-out states", "online": ", rollout states"}.get(name.split("/")[0], "")
+        place = PLACES.get(name.split("/")[0], "")
         axis.set_title(spoken_metric(name) + (place if columns == 1 else ""), fontsize=9, loc="left")
         if "success" in name:
             axis.set_ylim(-0.03, 1.03)
