@@ -188,7 +188,7 @@ def sum_of_squares(tree: Any) -> Float[Array, ""]:
 
 
 def global_norm(tree: Any) -> Float[Array, ""]:
-    """sqrt(sum of squares + 1e-8) over all leaves. 1e-8 inside the root: the released code's, so that 0 has a gradient."""
+    """sqrt(sum of squares + 1e-8) over all leaves, so never below 1e-4. The 1e-8 is the released code's, and 0 has a gradient."""
     return jnp.sqrt(sum_of_squares(tree) + 1e-8)
 
 
@@ -197,7 +197,8 @@ def penalised_value_and_grad(
 ) -> Callable[..., tuple[Penalised, Any]]:
     """Gradient of task loss + lambda * penalty, where lambda follows `rho` in one of three ways:
 
-    - `gradient-norm` (the paper's default): lambda = rho * ||grad task|| / (||grad penalty|| + 1e-8)
+    - `gradient-norm` (the paper's default): lambda = rho * ||grad task|| / (||grad penalty|| + 1e-8), where each norm is
+      `global_norm`, never below 1e-4: a penalty with a smaller gradient is felt less than rho says
     - `loss-ratio`: lambda = rho * |task| / (penalty + 1e-8)
     - `fixed`: lambda = rho
 

@@ -131,7 +131,7 @@ def penalty(config: PenaltyConfig, net: Callable, x: Float[Array, "n obs"], trac
     """The penalty of one network on one batch. `trace` is that of `net(x)`, so that the forward pass is not done twice."""
     if config.variant not in VARIANTS:
         raise ValueError(f"penalty variant {config.variant!r} is not known; use one of {', '.join(VARIANTS)}")
-    if config.variant in ALL_EXPERTS and not trace.aligned:
+    if config.variant in ALL_EXPERTS and not trace.complete:
         raise ValueError(
             f"penalty variant {config.variant!r} looks at all experts of every sample, but only the chosen ones were "
             "computed; build the network with compute='dense'"

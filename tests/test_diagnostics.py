@@ -243,6 +243,7 @@ def made(hidden, chosen, aligned, weight=None, embedding=None, shared=0):
         routing=Routing(*(jnp.asarray(a) for a in arrays), shared=shared),
         num_experts=experts,
         aligned=aligned,
+        complete=aligned,
     )
 
 

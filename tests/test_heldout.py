@@ -48,6 +48,10 @@ def test_a_fleet_takes_the_suites_batch_and_falls_back_to_random_states(tmp_path
     assert at_random.shape == (16, 6)
     heldout.save(tmp_path / "probe.npz", STATES, {})
     np.testing.assert_array_equal(batch(config), STATES[:16])
+    many = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, heldout=len(STATES) + 1))
+    with pytest.raises(ValueError, match=f"has {len(STATES)} states"):
+        train(many, tmp_path / "many", quiet=True)
+    assert not (tmp_path / "many" / "fleet.json").exists()
     heldout.save(tmp_path / "probe.npz", STATES[:, :5], {})  # of another size
     np.testing.assert_array_equal(batch(config), at_random)
 

@@ -280,6 +280,17 @@ def test_coefficient_modes(mode, rho):
     np.testing.assert_allclose(values.aux, hidden, rtol=1e-12)
 
 
+@pytest.mark.parametrize("size", [1.0, 1e-4, 1e-6])
+def test_a_penalty_with_a_tiny_gradient_is_felt_less_than_rho_says(size):
+    """1e-8 under the root of the released code's norms: lambda ||grad penalty|| / ||grad task|| = rho s / sqrt(s^2 + 1e-8)."""
+    rho, x = 0.1, jnp.asarray([0.6, 0.8])
+    function = penalised_value_and_grad(lambda p: (3 * p @ x, size * p @ x, None))
+    values, gradient = function(jnp.zeros(2), rho)
+    felt = values.coefficient * size / 3
+    np.testing.assert_allclose(felt, rho * size / np.hypot(size, 1e-4), rtol=2e-4)  # 1e-8 beside 1e-4, once more
+    np.testing.assert_allclose(gradient, 3 * x * (1 + felt), rtol=1e-6)
+
+
 @pytest.mark.parametrize("mode", ["gradient-norm", "loss-ratio", "fixed"])
 def test_rho_zero_changes_nothing_bit_for_bit(mode):
     """In float32, as in training, against the plain gradient of the task loss, for the actor that is trained."""
@@ -357,6 +368,14 @@ def test_variants_that_do_not_apply_are_refused():
     for variant in ALL_EXPERTS:
         with pytest.raises(ValueError, match="compute='dense'"):
             penalty(PenaltyConfig(variant=variant), sparse, x, trace)
+    choosy = network("expert-choice", compute="grouped")
+    trace = forward(choosy, x)[1]
+    assert trace.aligned  # slot e is expert e, but only the chosen ones were computed
+    for variant in ALL_EXPERTS:
+        with pytest.raises(ValueError, match="compute='dense'"):
+            penalty(PenaltyConfig(variant=variant), choosy, x, trace)
+    whole = choosy.with_compute("dense")
+    penalty(PenaltyConfig(variant="unweighted"), whole, x, forward(whole, x)[1])
     dense = network("mlp")
     plain = forward(dense, x)[1]
     with pytest.raises(ValueError, match="needs a gate"):

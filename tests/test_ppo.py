@@ -597,6 +597,11 @@ def test_a_batch_size_that_does_not_divide_is_answered_with_ones_that_do(envs, s
     assert [envs * steps % int(number) for number in offered.split(", ")] == [0] * (offered.count(",") + 1)
 
 
+def test_a_penalty_that_may_be_negative_is_not_divided_by():
+    with pytest.raises(ValueError, match="gradient-norm or fixed"):
+        PPOConfig(penalty=PenaltyConfig(variant="layer-entropy", coefficient="loss-ratio"))
+
+
 def test_collected_actions_are_not_clipped_and_successors_are_true():
     config = small(num_envs=3)
     seeds = jnp.array([0, 1], jnp.uint32)

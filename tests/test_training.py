@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import signal
 import sys
 import time
@@ -146,7 +147,8 @@ def test_overlap_goes_on_exactly_and_in_one_group_too(tmp_path):
     train(dataclasses.replace(config, overlap=False), tmp_path / "other", resume=True, quiet=True)
     one, other = fleets.final_arrays(tmp_path / "straight"), fleets.final_arrays(tmp_path / "other")
     assert one.keys() == other.keys()
-    assert all(one[name].shape == other[name].shape for name in one)
+    for name in one:  # two groups of two runs and one of four round differently, no more
+        np.testing.assert_allclose(other[name], one[name], rtol=1e-3, atol=1e-4, err_msg=name)
 
 
 @pytest.mark.parametrize("kills", [3])
@@ -310,6 +312,16 @@ def test_wandb_gets_the_same_numbers_if_asked_for(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ValueError, match="pip install wandb"):
         train(config, tmp_path / "other", quiet=True)
+    assert not (tmp_path / "other").exists()  # it can be started without
+
+
+@pytest.mark.parametrize("made", [0, 1])
+def test_a_fleet_killed_while_it_made_its_directories_can_be_resumed(straight, tmp_path, made):
+    fleets.write(TINY, tmp_path / "fleet")
+    for path in sorted((tmp_path / "fleet").glob("*/config.json"))[made:]:
+        shutil.rmtree(path.parent)
+    train(TINY, tmp_path / "fleet", resume=True, quiet=True)
+    assert_same(straight, tmp_path / "fleet")
 
 
 def test_one_program_for_all_tasks(tmp_path):

@@ -20,6 +20,11 @@ class Sphere(Method):
     penalty: PenaltyConfig = PenaltyConfig()
 
     def check(self, actor: NetConfig, critic: NetConfig) -> None:
+        if self.penalty.variant == "layer-entropy" and self.penalty.coefficient == "loss-ratio":
+            raise ValueError(
+                "penalty variant 'layer-entropy' may be negative or zero, and a coefficient by the ratio of losses divides by "
+                "it; use the coefficient gradient-norm or fixed"
+            )
         nets = {"actor": actor, "critic": critic}
         if self.penalty.variant == "gate":
             for role in placed(self.penalty.placement):

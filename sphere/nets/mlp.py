@@ -113,4 +113,5 @@ class MLP(eqx.Module):
             routing=None,
             num_experts=1,
             aligned=True,
+            complete=True,
         )

@@ -86,6 +86,7 @@ class MoE(eqx.Module):
             expert = jnp.broadcast_to(jnp.arange(self.num_experts), weight.shape)
         else:
             route = dispatch.grouped(expert, self.num_experts, tokens)
+        complete = aligned and (how == "dense" or tokens == x.shape[0] * self.num_experts)
         owner = None if aligned else expert
         record = recorder.part("expert", owner, route.to_slots, route.to_bank)
         rows, hidden = route.parameters(self.experts).forward(route.enter(inputs), record)
@@ -99,5 +100,6 @@ class MoE(eqx.Module):
             routing=routing,
             num_experts=self.num_experts,
             aligned=aligned,
+            complete=complete,
         )
         return jnp.einsum("ns,nso->no", weight, expert_output), trace

@@ -150,7 +150,8 @@ class ExpertChoice(eqx.Module):
     entries, and a sample may get none.
 
     The choice depends on the samples that stand in the same group. Batches are cut into groups of `group_size` in their
-    order (the last may be smaller), so that acting and learning choose among the same number of samples.
+    order; the last may be smaller, as all are when fewer environments act. Learning shuffles, so an action's probability there
+    is not the one it was taken with: the first ratios are not one.
     """
 
     gate: MLP

@@ -60,6 +60,8 @@ class Trace(eqx.Module):
     routing: Routing | None
     num_experts: int = eqx.field(static=True)
     aligned: bool = eqx.field(static=True)
+    complete: bool = eqx.field(static=True)
+    """Every expert was computed for every sample; if not, what was not chosen is zero."""
 
     @property
     def features(self) -> Float[Array, "n slots width"]:

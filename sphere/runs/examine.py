@@ -47,7 +47,11 @@ def fixed_states(config: FleetConfig, obs_size: int) -> np.ndarray | None:
     if not count:
         return None
     batch = heldout.shipped(config.tasks[0].split("/")[0])
-    if batch is not None and batch.states.shape[1] == obs_size and count <= len(batch.states):
+    if batch is not None and batch.states.shape[1] == obs_size:
+        if count > len(batch.states):
+            raise ValueError(
+                f"evaluation.heldout={count}, but the suite's batch has {len(batch.states)} states; use fewer"
+            )
         return batch.states[:count]
     with envs.make(config.tasks[0], num_envs=8, seed=0, workers=0, **config.simulator.given()) as pool:
         return random_states(pool, count)

@@ -17,7 +17,7 @@ from sphere.algos import ppo
 from sphere.runs import checkpoint, record
 from sphere.runs.fleet import Fleet
 from sphere.runs.progress import Progress
-from sphere.runs.records import Records
+from sphere.runs.records import Records, check
 from sphere.runs.rollout import Episodes
 from sphere.runs.settings import FleetConfig, run_name
 
@@ -161,16 +161,17 @@ class _StopOnce:
 
 def train(config: FleetConfig, directory: Path, *, resume: bool = False, quiet: bool = False) -> None:
     """Train a fleet into `directory`, or go on with the one that is there."""
+    check(config)
     directory.mkdir(parents=True, exist_ok=True)
     lock = record.lock_directory(directory)
     fleet = records = progress = None
     started = time.monotonic()
     try:
+        runs = len(config.runs)
+        fleet = Fleet(config, directory)  # first: settings that it refuses leave nothing behind
         if not resume:
             record.write_json(directory / "fleet.json", record.plain(dataclasses.asdict(config)))
-        runs = len(config.runs)
         records = Records(config, directory, resume)
-        fleet = Fleet(config, directory)
         total = runs * len(config.tasks) * config.iterations_per_task * config.iteration_steps
         saved = None
         if resume and checkpoint.checkpoints(directory):

@@ -5,7 +5,7 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from sphere.runs import provenance, record
+from sphere.runs import checkpoint, provenance, record
 from sphere.runs.rollout import Episodes
 from sphere.runs.settings import FleetConfig, run_name, with_run
 from sphere.runs.tensorboard import EventWriter
@@ -17,12 +17,14 @@ class Records:
     def __init__(self, config: FleetConfig, directory: Path, resume: bool):
         self.mirrors = _wandb_runs(config, directory) if config.wandb else []
         self.environment = provenance.describe()
+        trained = resume and bool(checkpoint.checkpoints(directory))
         self.runs = []
         for seed, rho in config.runs:
             path = directory / run_name(seed, rho)
+            # Killed while it made its directories, a fleet lacks some of them and has lost nothing.
             self.runs.append(
                 record.RunDirectory.resume(path)
-                if resume
+                if trained or (resume and (path / "config.json").is_file())
                 else record.RunDirectory.create(path, with_run(config, seed, rho), self.environment)
             )
         self.paths = [directory / run_name(seed, rho) for seed, rho in config.runs]
@@ -76,12 +78,15 @@ class Records:
             run.close()
 
 
+def check(config: FleetConfig) -> None:
+    """What would fail later, before anything is written."""
+    if config.wandb:
+        _wandb()
+
+
 def _wandb_runs(config: FleetConfig, directory: Path) -> list[Any]:
     """One run of Weights & Biases per run of the fleet, found again by its name on resume."""
-    try:
-        wandb = importlib.import_module("wandb")
-    except ImportError as error:
-        raise ValueError("--wandb needs the package: pip install wandb; or leave the option out") from error
+    wandb = _wandb()
     return [
         wandb.init(
             project=config.wandb,
@@ -93,3 +98,10 @@ def _wandb_runs(config: FleetConfig, directory: Path) -> list[Any]:
         )
         for run in config.runs
     ]
+
+
+def _wandb() -> Any:
+    try:
+        return importlib.import_module("wandb")
+    except ImportError as error:
+        raise ValueError("--wandb needs the package: pip install wandb; or leave the option out") from error

@@ -3,12 +3,11 @@
 import dataclasses
 import hashlib
 import json
-import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sphere.runs import checkpoint, record
+from sphere.runs import checkpoint
 from sphere.runs.choices import method_name
 from sphere.runs.settings import FleetConfig, rebuild, run_name, with_run
 from sphere.study.cells import identity_of
@@ -172,18 +171,4 @@ def work(job: Job, quiet: bool = False) -> None:
 
     if job.finished:
         return
-    begun = (job.directory / "fleet.json").is_file()
-    if begun and not all((job.directory / run_name(*run) / "config.json").is_file() for run in job.config.runs):
-        _clear(job)  # killed while it made its directories: nothing has been trained, and nothing can be resumed
-        begun = False
-    train(job.config, job.directory, resume=begun, quiet=quiet)
-
-
-def _clear(job: Job) -> None:
-    """Remove the directories of a fleet that has not recorded anything."""
-    written = [path for path in job.directory.glob(f"*/{record.METRICS}") if path.stat().st_size]
-    if written or checkpoint.checkpoints(job.directory):
-        raise ValueError(
-            f"{job.directory} has records but not all of its runs; look at it, move it away and start again"
-        )
-    shutil.rmtree(job.directory)
+    train(job.config, job.directory, resume=(job.directory / "fleet.json").is_file(), quiet=quiet)
