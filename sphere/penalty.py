@@ -188,7 +188,8 @@ def sum_of_squares(tree: Any) -> Float[Array, ""]:
 
 
 def global_norm(tree: Any) -> Float[Array, ""]:
-    """sqrt(sum of squares + 1e-8) over all leaves, never below 1e-4. The 1e-8 is the released code's; with it 0 has a gradient."""
+    """sqrt(sum of squares + 1e-8) over all leaves: never below 1e-4. The 1e-8 is the released code's, so that 0 has a
+    gradient."""
     return jnp.sqrt(sum_of_squares(tree) + 1e-8)
 
 
