@@ -4,6 +4,7 @@ r_e(K) of the paper's actor (Top-2 of 10, three layers of 256) on 512 states: ex
 Lanczos quadrature with several numbers of probes and depths; time and error of each.
 """
 
+import argparse
 import time
 from functools import partial
 
@@ -20,6 +21,7 @@ N, OBS, ACT = 512, 51, 19
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     net = build(NetConfig(kind="top-k"), OBS, ACT, key=jax.random.key(0))
     x = jax.random.normal(jax.random.key(1), (N, OBS))
     params, static = eqx.partition(net, eqx.is_inexact_array)

@@ -5,6 +5,7 @@ with the routed Gram, at E = 10, 100 and 1000, with a plain gradient step; then 
 the features). Each is repeated inside one compiled scan, as in training; all in one run, best of several.
 """
 
+import argparse
 from functools import partial
 
 import equinox as eqx
@@ -70,6 +71,7 @@ def penalty_times(num_experts: int) -> dict[str, float]:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     print(f"SPHERE penalty on {device()}: N {N}, K {K}, width {WIDTH}; milliseconds, best of 5\n")
     head = f"{'E':>5}  {'actor':>8} {'+ dense Gram':>13} {'+ routed Gram':>14}   "
     print(head + f"{'penalty, dense':>15} {'penalty, routed':>16} {'ratio':>7}")

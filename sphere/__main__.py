@@ -1,8 +1,6 @@
 """`python -m sphere`."""
 
-import sys
-
-from sphere.cli import main
+from sphere.cli import run
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run()

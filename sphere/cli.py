@@ -1,7 +1,8 @@
 """The command line: `sphere train`, `resume`, `eval`, `show` and others (see USAGE), also as `python -m sphere`."""
 
-import importlib
+import importlib.metadata
 import json
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,7 +30,9 @@ USAGE = """usage: sphere COMMAND ...
   verify   compare with references:   sphere verify update FILE, sphere verify metaworld
   bench    measure this machine:      sphere bench update
 
-sphere COMMAND --help tells more."""
+sphere COMMAND --help tells more, sphere --version which one this is."""
+
+INTERRUPTED = 130  # the exit code of a program that Ctrl-C ended
 
 
 def _fleet(directory: Path) -> FleetConfig:
@@ -38,7 +41,10 @@ def _fleet(directory: Path) -> FleetConfig:
     path = directory / "fleet.json"
     if not path.exists():
         raise UserError(f"{directory} holds no fleet (no fleet.json); name the directory that sphere train wrote")
-    return rebuild(FleetConfig, json.loads(path.read_text()))
+    try:
+        return rebuild(FleetConfig, json.loads(path.read_text()))
+    except ValueError as error:
+        raise UserError(f"{path} cannot be read: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -63,7 +69,7 @@ class Eval:
     directory: tyro.conf.Positional[Path]
     episodes: int = 10
     tasks: tuple[str, ...] = ()
-    """Default: all tasks of the fleet."""
+    """Default: all tasks of the fleet; under rl, where every task has a policy of its own, the one that it is at."""
 
 
 def evaluate(arguments: list[str]) -> None:
@@ -188,12 +194,13 @@ class Heldout:
     suite: tyro.conf.Positional[str]
     states: int = 512
     work: Path | None = None
-    """Where the policy is trained; default: runs/ and the suite's name."""
+    """Where the policy is trained; default: runs/heldout- and the suite's name."""
     out: Path | None = None
     """Default: the suite's name and .npz, here; the package's own are in sphere/heldout/."""
 
 
 def heldout(arguments: list[str]) -> None:
+    from sphere.runs.loop import Interrupted
     from sphere.runs.loop import train as run
     from sphere.runs.recipes import RECIPES, make
 
@@ -202,7 +209,10 @@ def heldout(arguments: list[str]) -> None:
         raise nearest("recipe for held-out states of", options.suite, list(RECIPES))
     work = options.work or Path("runs") / f"heldout-{options.suite}"
     out = options.out or Path(f"{options.suite}.npz")
-    run(RECIPES[options.suite], work, resume=(work / "fleet.json").exists())
+    try:
+        run(RECIPES[options.suite], work, resume=(work / "fleet.json").exists())
+    except Interrupted as stopped:
+        raise UserError(f"{stopped.at}; go on with the same command") from None
     batch = make(RECIPES[options.suite], work, options.states, out)
     print(
         f"{out}: {batch.states.shape[0]} states of {batch.states.shape[1]} numbers, sha256 {batch.provenance['sha256'][:12]}…"
@@ -290,6 +300,9 @@ def main(arguments: list[str] | None = None) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE)
         return 0
+    if arguments[0] == "--version":
+        print(f"sphere {importlib.metadata.version('sphere-rl')}")
+        return 0
     try:
         if arguments[0] not in COMMANDS:
             raise nearest("command", arguments[0], list(COMMANDS))
@@ -298,6 +311,15 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"sphere: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("sphere: left at once; the last checkpoint is kept", file=sys.stderr)
-        return 130
+        print("sphere: interrupted", file=sys.stderr)
+        return INTERRUPTED
     return 0
+
+
+def run() -> None:
+    code = main()
+    if code == INTERRUPTED:  # a thread may still be compiling, and an interpreter that ends under it crashes
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)

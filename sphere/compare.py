@@ -49,7 +49,8 @@ def metaworld(arguments: list[str]) -> bool:
     known = tasks("metaworld")
     print(f"{'task':<20} {'steps':>7} {'episodes':>9} {'successes':>10} {'observation':>12} {'reward':>9} {'flags':>6}")
     good = True
-    for task in options.tasks or known:
+    wanted = [task.removeprefix("metaworld/") for task in options.tasks]
+    for task in wanted or known:
         if task not in known:
             raise unknown("task", task, known)
         (row,) = verify(options.steps, (task,), options.seed)

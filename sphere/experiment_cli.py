@@ -97,6 +97,8 @@ def plan(arguments: list[str]) -> None:
 
 
 def run(arguments: list[str]) -> None:
+    from sphere.runs.loop import Interrupted
+
     options = tyro.cli(RunOptions, prog="sphere experiment run", args=arguments)
     experiment = find(options.name)
     schedule = experiment.schedule(options.scale, options.seeds, options.out)
@@ -107,10 +109,17 @@ def run(arguments: list[str]) -> None:
     if not todo:
         return
     resources = Resources(options.cpus, options.gpus, options.hours, options.partition)
-    failed = LAUNCHERS[options.launcher](todo, resources, options.out / options.scale / options.launcher)
+    try:
+        failed = LAUNCHERS[options.launcher](todo, resources, options.out / options.scale / options.launcher)
+    except Interrupted as stopped:
+        raise RuntimeError(f"{stopped.at}; go on with the same command") from None
     if failed:
         told = "; ".join(f"{one.job.directory.name}: {one.reason}" for one in failed)
         raise RuntimeError(f"{len(failed)} of {len(todo)} fleets failed, run again to go on with them: {told}")
+    if options.launcher != "slurm":
+        say(
+            f"its tables and figures: sphere experiment report {options.name} --scale {options.scale} --out {options.out}"
+        )
 
 
 def report(arguments: list[str]) -> None:

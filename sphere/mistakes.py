@@ -1,11 +1,24 @@
 """What the person at the keyboard can mend, in sentences."""
 
 import difflib
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 
 class UserError(ValueError):
     """Something the person at the keyboard can mend; printed without a traceback."""
+
+
+def in_range(settings: Any, bounds: Mapping[str, tuple[float | None, float | None]], prefix: str = "") -> None:
+    """Refuse numbers among the settings that lie outside their bounds (None: none), or are none at all."""
+    for name, (low, high) in bounds.items():
+        value = getattr(settings, name)
+        if value is None:
+            continue
+        if not math.isfinite(value) or (low is not None and value < low) or (high is not None and value > high):
+            wanted = [f"at least {low:g}" if low is not None else "", f"at most {high:g}" if high is not None else ""]
+            raise UserError(f"{prefix}{name}={value}; want a number, {' and '.join(filter(None, wanted))}")
 
 
 def nearest(what: str, name: str, known: Iterable[str]) -> UserError:

@@ -193,6 +193,16 @@ def global_norm(tree: Any) -> Float[Array, ""]:
     return jnp.sqrt(sum_of_squares(tree) + 1e-8)
 
 
+def _returning_three(function: Callable) -> Callable:
+    def checked(*args: Any) -> tuple[Array, Array, Any]:
+        result = function(*args)
+        if not isinstance(result, tuple) or len(result) != 3:
+            raise ValueError("the function must return (task loss, penalty, aux); aux may be None")
+        return result
+
+    return checked
+
+
 def penalised_value_and_grad(
     function: Callable[..., tuple[Array, Array, Any]], coefficient: str = "gradient-norm"
 ) -> Callable[..., tuple[Penalised, Any]]:
@@ -212,8 +222,11 @@ def penalised_value_and_grad(
     """
     if coefficient not in ("gradient-norm", "loss-ratio", "fixed"):
         raise ValueError(f"coefficient {coefficient!r} is not known; use gradient-norm, loss-ratio or fixed")
+    function = _returning_three(function)
 
     def value_and_grad(params: Any, rho: Any, *args: Any) -> tuple[Penalised, Any]:
+        if jnp.ndim(rho) != 0:
+            raise ValueError(f"rho is one number, not of shape {jnp.shape(rho)}; call as (params, rho, *args)")
         if coefficient == "gradient-norm":
             # Each by its own backward pass: no work on cotangents that are zero, and the task's gradient is compiled
             # as it would be alone. The compiler finds that both share the forward pass.

@@ -2,8 +2,10 @@
 
 import json
 import re
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 from fleets import TINY
 
 import sphere.__main__ as entry
+from sphere import cli
 from sphere.cli import main
 from sphere.runs.presets import PRESETS
 from sphere.runs.record import plain
@@ -39,7 +42,8 @@ def test_train_show_eval_and_resume(tmp_path, capsys):
     assert main(["eval", out, "--episodes", "3", "--tasks", "reach-east"]) == 0
     assert "probe/reach-east" in capsys.readouterr().out
     before = (tmp_path / "fleet" / "rho0-seed0" / "metrics.jsonl").read_text()
-    assert main(["resume", out, "--quiet"]) == 0  # finished: nothing left to do, nothing lost
+    assert main(["resume", out]) == 0  # finished: nothing left to do, nothing lost
+    assert "finished already" in capsys.readouterr().err
     assert (tmp_path / "fleet" / "rho0-seed0" / "metrics.jsonl").read_text() == before
     assert main([*words, *SMALL, "--out", out]) == 1
     assert f"sphere resume {out}" in capsys.readouterr().err
@@ -133,7 +137,84 @@ def test_verify_update_prints_and_judges(tmp_path, capsys):
 
 
 def test_python_m_sphere_is_the_same_program():
-    assert entry.main is main
+    assert entry.run is cli.run
+
+
+def test_ctrl_c_before_the_first_iteration_leaves_cleanly(tmp_path):
+    """While threads compile: the interpreter must not end under them."""
+    command = [sys.executable, "-m", "sphere", "train", "--preset", "probe-crl", "--out", str(tmp_path / "fleet")]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "fleet" / "fleet.json").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    time.sleep(0.5)
+    for _ in range(2):  # the second leaves at once
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+    said = process.communicate(timeout=120)[1]
+    assert process.returncode == 130, said
+    assert "Traceback" not in said
+    assert f"nothing was saved yet: sphere resume {tmp_path / 'fleet'}" in said
+
+
+SETTINGS = (
+    "--checkpoint-every=0 --evaluation.every=0 --evaluation.heldout=-1 --evaluation.episodes=0 --steps-per-task=0 "
+)
+SETTINGS += (
+    "--ppo.learning-rate=nan --ppo.learning-rate=-1 --ppo.gamma=1.5 --ppo.epochs=0 --rho=nan --seeds=-1 --workers=-1"
+)
+
+
+def refused(words):
+    try:
+        code = main(words)
+    except SystemExit as end:  # by the parser
+        code = end.code
+    assert code not in (0, None)
+
+
+@pytest.mark.parametrize("option", SETTINGS.split())
+def test_numbers_that_mean_nothing_are_refused_before_anything_is_written(option, tmp_path, capsys):
+    out = tmp_path / "fleet"
+    refused(["train", "--preset", "probe-crl", *SMALL, option, "--out", str(out)])
+    said = capsys.readouterr().err
+    assert option.split("=")[0].split(".")[-1].strip("-").replace("-", "_") in said
+    assert "Traceback" not in said
+    assert not out.exists()
+
+
+def test_runs_whose_names_would_be_the_same_are_refused(capsys):
+    refused(["train", "--preset", "probe-crl", "--rho", "0.1", "0.1000000001"])
+    assert "each rho once" in capsys.readouterr().err
+
+
+def test_version_and_a_damaged_fleet(tmp_path, capsys):
+    assert main(["--version"]) == 0
+    assert re.match(r"sphere \d+\.\d+", capsys.readouterr().out)
+    (tmp_path / "fleet.json").write_text("{")
+    assert main(["show", str(tmp_path)]) == 1
+    assert f"{tmp_path / 'fleet.json'} cannot be read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["env", "mitigations", "ntk", "penalty", "pool", "train", "update"])
+def test_benchmarks_tell_about_themselves(name, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["bench", name, "--help"])
+    assert end.value.code == 0
+    assert "usage" in capsys.readouterr().out
+
+
+def test_eval_of_an_rl_fleet_is_of_the_task_it_is_at(tmp_path, capsys):
+    out = str(tmp_path / "fleet")
+    words = ["train", "--preset", "probe-rl", "--tasks", "reach-north", "reach-east", "--rho", "0"]
+    assert main([*words, *SMALL, "--out", out]) == 0
+    capsys.readouterr()
+    assert main(["eval", out, "--episodes", "2"]) == 0
+    said = capsys.readouterr().out
+    assert "these are the policies of probe/reach-east" in said
+    assert not re.search("^probe/reach-north", said, re.MULTILINE)
+    assert main(["eval", out, "--tasks", "reach-nort"]) == 1
+    assert "did you mean probe/reach-north?" in capsys.readouterr().err
 
 
 def test_verify_says_what_there_is_and_names_the_nearest(capsys):
@@ -150,7 +231,7 @@ def test_verify_says_what_there_is_and_names_the_nearest(capsys):
 
 
 def test_verify_metaworld_prints_a_row_per_task(capsys):
-    assert main(["verify", "metaworld", "--tasks", "window-close", "--steps", "100"]) == 0
+    assert main(["verify", "metaworld", "--tasks", "metaworld/window-close", "--steps", "100"]) == 0
     out = capsys.readouterr().out
     assert re.search(r"window-close +1,000 +4 +\d+ +0.0e\+00 +\d\.\de-1\d +0$", out, re.MULTILINE)
 

@@ -1,6 +1,7 @@
 """Runs copied for publication: nothing that a report shows is lost, and checkpoints stay behind."""
 
 import dataclasses
+import shutil
 
 import pytest
 from fleets import TINY
@@ -53,6 +54,12 @@ def test_a_line_that_a_kill_cut_off_is_left_out(fleet, tmp_path):
         file.write(b'{"step": 12')
     (copy,) = export([tmp_path / "fleet"], tmp_path / "out", every=1)
     assert record.read_events(copy) == record.read_events(fleet / "rho0-seed0")
+
+
+def test_what_was_exported_is_not_exported_again(fleet, tmp_path):
+    shutil.copytree(fleet, tmp_path / "runs" / "fleet")
+    for _ in range(2):
+        assert len(export([tmp_path / "runs"], tmp_path / "runs" / "results")) == 2
 
 
 @pytest.mark.parametrize(

@@ -280,6 +280,13 @@ def test_coefficient_modes(mode, rho):
     np.testing.assert_allclose(values.aux, hidden, rtol=1e-12)
 
 
+def test_what_is_called_wrongly_is_told():
+    with pytest.raises(ValueError, match="aux may be None"):
+        penalised_value_and_grad(lambda p: (p @ p, p @ p))(jnp.ones(2), 0.1)
+    with pytest.raises(ValueError, match="rho is one number"):
+        penalised_value_and_grad(lambda p, x: (p @ x, p @ x, None))(jnp.ones(2), jnp.ones(2), 0.1)
+
+
 @pytest.mark.parametrize("size", [1.0, 1e-4, 1e-6])
 def test_a_penalty_with_a_tiny_gradient_is_felt_less_than_rho_says(size):
     """1e-8 under the root of the released code's norms: lambda ||grad penalty|| / ||grad task|| = rho s / sqrt(s^2 + 1e-8)."""

@@ -127,6 +127,37 @@ def test_a_report_cannot_replace_a_file(tmp_path, runs):
     assert (tmp_path / "file").read_text() == "mine"
 
 
+def test_a_second_report_leaves_nothing_of_the_first_but_other_peoples_files(tmp_path):
+    write_run(tmp_path / "crl" / "a", settings(protocol="crl"))
+    write_run(tmp_path / "rl" / "a", settings(protocol="rl"))
+    out = tmp_path / "report"
+    write_report([tmp_path / "crl"], out, figures=False)
+    (out / "tables" / "mine.ods").touch()
+    write_report([tmp_path / "rl"], out, figures=False)
+    names = {path.name for path in (out / "tables").iterdir()}
+    assert "mine.ods" in names
+    assert any("-rl-" in name for name in names)
+    assert not any("-crl-" in name for name in names)
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "index.html").write_text("precious")
+    with pytest.raises(ValueError, match="not made by sphere report"):
+        write_report([tmp_path / "rl"], tmp_path / "site", figures=False)
+    assert (tmp_path / "site" / "index.html").read_text() == "precious"
+
+
+def test_one_run_has_no_deviation(tmp_path):
+    for rho in (0.0, 0.1):
+        write_run(tmp_path / f"{rho}", settings(rho=rho))
+    write_report([tmp_path], tmp_path / "report", figures=False)
+    page = (tmp_path / "report" / "index.html").read_text()
+    (average,) = (tmp_path / "report" / "tables").glob("*-averages.txt")
+    assert "SPHERE" in average.read_text()
+    assert "±" not in average.read_text().split("Over runs")[0]
+    assert "<small>±" not in page
+    assert "better one with probability" not in page
+    assert "One run of a method says nothing about the next one" in page
+
+
 def test_runs_without_any_evaluation_make_a_page_too(tmp_path):
     write_run(tmp_path / "x", settings(), stop_at=0)
     text = render(load([tmp_path]))
@@ -256,8 +287,9 @@ def test_what_cannot_be_watched_is_said(tmp_path, live):
     with pytest.raises(ValueError, match="no directory"):
         watch([tmp_path / "nowhere"])
     port = int(live[1].rsplit(":", 1)[1])
-    with pytest.raises(OSError, match="choose another --port"):
-        watch([tmp_path], port=port)
+    for taken in (port, 99999):
+        with pytest.raises(OSError, match="choose another --port"):
+            watch([tmp_path], port=taken)
 
 
 def test_a_directory_without_runs_yet_can_be_watched(tmp_path):

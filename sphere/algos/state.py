@@ -12,6 +12,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Integer
 
+from sphere.mistakes import in_range
 from sphere.mitigations import Method, Mitigations, Sphere
 from sphere.mitigations.method import Role, overrides
 from sphere.nets import GaussianActor, NetConfig, Value, build
@@ -21,6 +22,15 @@ Numbers = Any  # arrays of jax, or of numpy where they come from the host
 
 # Purposes of random keys: a key is used once, and a new consumer gets a new number.
 INIT_ACTOR, INIT_CRITIC, ACT, SHUFFLE, INIT_METHODS, METHODS, SHUFFLE_OTHER = range(7)
+
+
+BOUNDS = {
+    **dict.fromkeys(("num_envs", "rollout_steps", "batch_size", "epochs"), (1, None)),
+    **dict.fromkeys(("gamma", "gae_lambda", "anneal"), (0, 1)),
+    **dict.fromkeys(
+        ("clip", "max_grad_norm", "learning_rate", "final_learning_rate", "target_kl", "adam_eps"), (0, None)
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -63,6 +73,7 @@ class PPOConfig:
     exact resume needs. False makes updates about a quarter faster."""
 
     def __post_init__(self) -> None:
+        in_range(self, BOUNDS, "ppo.")
         samples = self.num_envs * self.rollout_steps
         if samples % self.batch_size:
             fitting = [b for b in range(1, samples + 1) if samples % b == 0]

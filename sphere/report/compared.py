@@ -2,8 +2,11 @@
 
 import math
 
+import numpy as np
+
 from sphere.report import paper
 from sphere.report.bootstrap import Interval
+from sphere.report.scores import deviation
 from sphere.report.summary import (
     Comparison,
     against,
@@ -117,7 +120,9 @@ def against_table(comparison: Comparison) -> Table:
     if all(row[-1] is None for row in rows):
         columns, rows = columns[:-1], [row[:-1] for row in rows]
     title = f"Against {found[0].other if found else 'the baseline'}, {comparison.suite}"
-    return Table(f"{comparison.suite}-against", title, columns, rows, "With 95% bootstrap intervals over runs.")
+    several = any(not math.isnan(one.ratio.low) for one in found)
+    note = "With 95% bootstrap intervals over runs." if several else "One run of a method has no interval."
+    return Table(f"{comparison.suite}-against", title, columns, rows, note)
 
 
 def continual_table(comparison: Comparison) -> Table:
@@ -146,8 +151,7 @@ def diagnostics_table(comparison: Comparison, protocol: str) -> Table:
         for method in methods:
             found = band(comparison.group(method, protocol), name)
             last = [float(values[-1]) for _, values in found.runs if values[-1] == values[-1]] if found else []
-            mean = sum(last) / len(last) if last else math.nan
-            row.append(Measured(mean, math.sqrt(sum((v - mean) ** 2 for v in last) / len(last))) if last else None)
+            row.append(Measured(float(np.mean(last)), deviation(np.array(last))) if last else None)
         rows.append(row)
     return Table(
         f"{comparison.suite}-{protocol}-diagnostics",

@@ -16,6 +16,9 @@ from sphere.report.select import Success
 from sphere.report.summary import Comparison, comparisons
 
 HERE = Path(__file__).parent
+FOOTER = "Made by sphere report from run directories alone."
+FILES = {"tables": ("txt", "md", "tex", "csv"), "figures": ("svg", "pdf", "png")}
+"""What lies beside a page, by folder."""
 
 DEFINITIONS = (
     "A run is one sample. Its success on a task is the mean over the evaluation episodes right after that task's own "
@@ -30,7 +33,8 @@ DEFINITIONS = (
 )
 
 NO_SCRIPT = (
-    "<noscript><p>Charts need JavaScript; the same figures lie beside this page in the folder figures.</p></noscript>"
+    "<noscript><p>Charts need JavaScript; the same figures lie beside this page in the folder figures, unless they were not "
+    "asked for.</p></noscript>"
 )
 
 
@@ -44,7 +48,7 @@ def render(loaded: Loaded, success: Success = "at-end", version: str = "", lead:
     body = [
         element("header", element("h1", "Plasticity report"), element("p", *made, class_="soft"), class_="page"),
         element("main", Markup(NO_SCRIPT), *parts),
-        element("footer", "Made by sphere report from run directories alone."),
+        element("footer", FOOTER),
         element("script", Markup(dump([payload(one) for one in found])), type="application/json", id="data"),
         element("script", script),
     ]
@@ -93,11 +97,25 @@ def write(text: str, path: Path) -> None:
     path.write_bytes(text.encode("utf-8", "backslashreplace"))
 
 
+def _clear(out: Path) -> None:
+    """Remove tables and figures of the report that was here before; somebody else's page is left alone."""
+    page = out / "index.html"
+    if not page.exists():
+        return
+    if FOOTER not in page.read_text(errors="replace"):
+        raise ValueError(f"{page} was not made by sphere report; name another directory with -o")
+    for folder, forms in FILES.items():
+        for form in forms:
+            for path in (out / folder).rglob(f"*.{form}"):
+                path.unlink()
+
+
 def write_report(paths: Sequence[Path], out: Path, success: Success = "at-end", figures: bool = True) -> Loaded:
     """index.html, tables/ and figures/ in `out`."""
     loaded = load(paths)
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file; name a directory for the report with -o")
+    _clear(out)
     write(render(loaded, success), out / "index.html")
     for index, one in enumerate(found := comparisons(loaded, success)):
         folder = out / "tables" / ("" if len(found) == 1 else f"{index + 1}-{one.suite}")

@@ -114,14 +114,19 @@ def _trimmed_mean(values: np.ndarray) -> Numbers:
 def mean_std(scores: Scores) -> tuple[float, float]:
     """Mean over runs of their averages over tasks, and the population standard deviation over runs.
 
-    Population, because the paper's tables are: one success in five seeds is printed there as 0.20 +- 0.40.
+    Population, because the paper's tables are: one success in five seeds is printed there as 0.20 +- 0.40. NaN for one run.
     """
-    return float(scores.by_run().mean()), float(scores.by_run().std())
+    return float(scores.by_run().mean()), deviation(scores.by_run())
+
+
+def deviation(values: np.ndarray) -> float:
+    """Population standard deviation; of one value NaN, not 0: it says nothing about the next one."""
+    return float(np.std(values)) if len(values) > 1 else float("nan")
 
 
 def mean_of_task_deviations(scores: Scores) -> float:
     """What the paper prints behind +- of an average: the mean over tasks of the deviations over runs."""
-    return float(scores.table.std(axis=0).mean())
+    return float(np.mean([deviation(column) for column in scores.table.T]))
 
 
 def iqm(scores: Scores, over: Literal["runs", "runs and tasks"] = "runs") -> float:
@@ -130,7 +135,9 @@ def iqm(scores: Scores, over: Literal["runs", "runs and tasks"] = "runs") -> flo
 
 
 def iqr(scores: Scores) -> float:
-    """75th minus 25th percentile of the runs' averages."""
+    """75th minus 25th percentile of the runs' averages; of one run NaN."""
+    if len(scores.runs) == 1:
+        return float("nan")
     low, high = np.percentile(scores.by_run(), [25, 75])
     return float(high - low)
 

@@ -5,7 +5,7 @@ import math
 from sphere.report.compared import against_table, average_table, continual_table, diagnostics_table, per_task_table
 from sphere.report.elements import EMPTY, Markup, element, joined, plural, region, table
 from sphere.report.payload import ROUTER, spoken_metric
-from sphere.report.summary import Comparison, against, averages, metrics, retention, short
+from sphere.report.summary import Against, Comparison, against, averages, metrics, retention, short
 from sphere.report.tables import Measured, digits
 
 NAMES = {"metaworld": "MetaWorld", "humanoidbench": "HumanoidBench", "probe": "Probe tasks"}
@@ -90,21 +90,30 @@ def headline(comparison: Comparison) -> Markup:
     text = ", ".join(counts) + (", all finished. " if done == runs else f", {done} of them finished. ")
     versus = [one for one in against(comparison) if one.protocol == comparison.protocols[-1]]
     for one in [one for one in versus if one.method.startswith("SPHERE")][:1] or versus[:2]:
-        sure = "" if math.isnan(one.ratio.low) else f" (95%: {digits(one.ratio.low)} to {digits(one.ratio.high)})"
-        text += (
-            f"Under {one.protocol.upper()}, {one.method} reaches {digits(one.ratio.value)} times the success of "
-            f"{one.other}{sure}; a run of it is the better one with probability {digits(one.improvement.value)}. "
-        )
+        text += _against(one)
     found = averages(comparison)
-    if not found:
+    if done == runs and not found:
+        text += "They have no evaluations to compare. "
+    elif not found:
         text += "No run has finished all tasks yet, so there is no average to compare; the curves show what there is. "
-    few = min((one.runs for one in found), default=5)
+    few = min((one.runs for one in found if one.protocol == comparison.protocols[-1]), default=5)
     if few == 1:
         text += "One run of a method says nothing about the next one."
     elif few < 5:
         # an interval cannot leave the range of the runs, and all of n runs lie on one side of the median once in 2^(n - 1)
         text += f"{few} runs of a method are few: such intervals miss the truth about one time in {2 ** (few - 1)}."
     return element("p", text, class_="lead")
+
+
+def _against(one: Against) -> str:
+    start = f"Under {one.protocol.upper()}, "
+    if not math.isfinite(one.ratio.value):
+        return f"{start}{one.other} has no success to compare {one.method} with. "
+    start += f"{one.method} reaches {digits(one.ratio.value)} times the success of {one.other}"
+    if math.isnan(one.ratio.low):
+        return f"{start}. "
+    sure = f"(95%: {digits(one.ratio.low)} to {digits(one.ratio.high)})"
+    return f"{start} {sure}; a run of it is the better one with probability {digits(one.improvement.value)}. "
 
 
 def cards(comparison: Comparison) -> Markup:
@@ -120,7 +129,9 @@ def cards(comparison: Comparison) -> Markup:
             more.append(f"paper {Measured(*one.paper).text()}")
         lines = [joined(*([Markup("<br>")] if place else []), line) for place, line in enumerate(more)]
         who = [key(comparison.colour(one.method)), one.method, element("span", one.protocol.upper())]
-        number = [f"{digits(one.mean.value)} ", element("small", f"± {one.std:.2f}")]
+        number = [digits(one.mean.value)]
+        if not math.isnan(one.std):
+            number += [" ", element("small", f"± {one.std:.2f}")]
         found.append(
             element(
                 "li",

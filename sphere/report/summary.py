@@ -140,7 +140,7 @@ class OnTask:
 def on_task(comparison: Comparison, runs: Sequence[Run], task: str) -> OnTask | None:
     """Over the runs that have finished the task; None if none has."""
     means = [found.mean() for run in runs if (found := own_episodes(run, task, comparison.success)).size]
-    return OnTask(float(np.mean(means)), float(np.std(means)), len(means)) if means else None
+    return OnTask(float(np.mean(means)), scores.deviation(np.array(means)), len(means)) if means else None
 
 
 @dataclass(frozen=True)

@@ -95,9 +95,10 @@ def server(page: Page, host: str, port: int) -> ThreadingHTTPServer:
 
     try:
         return ThreadingHTTPServer((host, port), Handler)
-    except OSError as error:
+    except (OSError, OverflowError) as error:  # the latter: a port beyond 65535
         raise OSError(
-            f"cannot serve on {host}:{port} ({error.strerror}); choose another --port, or 0 for a free one"
+            f"cannot serve on {host}:{port} ({getattr(error, 'strerror', None) or error}); choose another --port, or 0 for a "
+            "free one; --host is an address of this machine"
         ) from None
 
 

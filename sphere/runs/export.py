@@ -1,6 +1,5 @@
 """What a reader needs to check a run, small enough to publish: settings, versions, all evaluations, thinned metrics."""
 
-import os
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -12,10 +11,15 @@ TRAINING = b'"train/policy_loss"'
 """What tells a line of a training iteration from one of an evaluation."""
 
 
-def runs(paths: Iterable[Path]) -> Iterator[tuple[Path, Path]]:
-    """Every run at or below some paths, and its path relative to the directory above what was named."""
+def runs(paths: Iterable[Path], out: Path) -> Iterator[tuple[Path, Path]]:
+    """Every run at or below some paths but not in `out`, and its path relative to the directory above what was named."""
     for path in paths:
+        place, target = path.resolve(), out.resolve()
+        if target in (place, place.parent):
+            raise ValueError(f"{out} is where the runs are; choose another directory")
         found = sorted(file.parent for file in path.rglob("config.json"))
+        if target.is_relative_to(place):  # what was exported before is not exported again
+            found = [run for run in found if not run.resolve().is_relative_to(target)]
         if not found:
             raise ValueError(f"no run in {path}; name a directory that sphere train wrote, or one above it")
         for run in found:
@@ -39,10 +43,8 @@ def export(paths: Iterable[Path], out: Path, every: int = 10) -> list[Path]:
     if every < 1:
         raise ValueError(f"every={every}; want 1 (all training iterations) or more")
     written = []
-    for run, name in runs(paths):
+    for run, name in list(runs(paths, out)):
         target = out / name
-        if os.path.samefile(run, target) if target.exists() else False:
-            raise ValueError(f"{out} is where the runs are; choose another directory")
         target.mkdir(parents=True, exist_ok=True)
         for file in KEPT:
             if (run / file).exists():

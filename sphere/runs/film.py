@@ -23,6 +23,8 @@ def film(config: FleetConfig, directory: Path, run: str, task: str, seed: int, o
 
     if out.suffix not in (".gif", ".mp4"):
         raise ValueError(f"cannot film to {out.name!r}; name a .gif or an .mp4")
+    if not out.absolute().parent.is_dir():
+        raise ValueError(f"cannot film to {out}: there is no directory {out.parent}; make it first")
     names = [run_name(*one) for one in config.runs]
     if run and run not in names:
         raise envs.unknown("run", run, names)

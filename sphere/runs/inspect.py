@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from sphere import envs
+from sphere.mistakes import nearest
 from sphere.runs import record
 from sphere.runs.fleet import Fleet
 from sphere.runs.settings import FleetConfig, run_name
@@ -48,13 +50,21 @@ def show_text(config: FleetConfig, directory: Path) -> str:
 
 def evaluate_table(config: FleetConfig, directory: Path, episodes: int, tasks: tuple[str, ...]) -> str:
     suite = config.tasks[0].split("/")[0]
-    wanted = [task if "/" in task else f"{suite}/{task}" for task in tasks] or list(config.tasks)
+    wanted = [task if "/" in task else f"{suite}/{task}" for task in tasks]
+    known = [f"{suite}/{task}" for task in envs.tasks(suite)]
+    if strange := [task for task in wanted if task not in known]:
+        raise nearest("task", strange[0], known)
     config = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, episodes=episodes))
     fleet = Fleet(config, directory)
     try:
         fleet.resume()
         names = [run_name(*run) for run in config.runs]
         lines = [f"{episodes} deterministic episodes, after {fleet.steps:,} steps; success at end (any step)", ""]
+        if config.protocol == "rl":
+            lines.insert(
+                1, f"every task from scratch: these are the policies of {fleet.task}, those of others are gone"
+            )
+        wanted = wanted or (list(config.tasks) if config.protocol == "crl" else [fleet.task])
         lines.append(f"{'task':<28}" + "".join(f"{name:>18}" for name in names))
         for task in wanted:
             found = fleet.evaluate(task)

@@ -29,6 +29,11 @@ class NonFinite(RuntimeError):
 class Interrupted(RuntimeError):
     """Stopped on request, after saving."""
 
+    @property
+    def at(self) -> str:
+        """Without the advice, for commands that have another."""
+        return str(self).split(";")[0]
+
 
 def _by_run(values: np.ndarray, run: np.ndarray, runs: int) -> list[float]:
     return [float(np.mean(values[run == r])) if np.any(run == r) else float("nan") for r in range(runs)]
@@ -104,9 +109,9 @@ class Training:
                 values[r][f"train/{name}"] = mean
         self.records.event(fleet.steps, values, fleet.task, fleet.task_index)
         self.check_finite(done.metrics)
+        self.progress.advance(fleet.task, fleet.steps * self.runs)
         if done.examined is not None:
             self.note(fleet.task, "evaluation", *done.examined)
-        self.progress.advance(fleet.task, fleet.steps * self.runs)
         return done.tree
 
     def end_task(self) -> None:
@@ -182,11 +187,22 @@ def train(config: FleetConfig, directory: Path, *, resume: bool = False, quiet: 
         else:
             notes = records.begin([{} for _ in range(runs)] if resume else None, None)
             fleet.begin_task()
+        if fleet.total_iterations == config.iterations_per_task * len(config.tasks):
+            notes.append("finished already: nothing is left to train")
         for note in notes:
             progress.say(note)
         with _StopOnce(progress) as stop:
             Training(fleet, records, progress, lambda: stop.asked).run()
         progress.say(f"done in {time.monotonic() - started:.0f} s; records in {directory}")
+    except KeyboardInterrupt:
+        if progress is not None:
+            where = (
+                "from the last checkpoint"
+                if checkpoint.checkpoints(directory)
+                else "from the start, nothing was saved yet"
+            )
+            progress.say(f"left at once; go on {where}: sphere resume {directory}")
+        raise
     finally:
         for thing in (progress, fleet, records, lock):
             if thing is not None:

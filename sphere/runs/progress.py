@@ -18,16 +18,20 @@ class Progress:
         self.live = self.stream.isatty() and not quiet
         self.quiet = quiet
         self.total, self.done = total_steps, done_steps
-        self.started, self.first = time.monotonic(), done_steps
+        self.started = self.ended = time.monotonic()
+        self.first = done_steps
+        self.warm = False
         self.facts: dict[str, float] = {}
 
     @property
     def speed(self) -> float:
-        """Environment steps per second of the whole fleet, evaluation included."""
+        """Environment steps per second of the whole fleet, evaluation included; the first iteration, which compiles, not."""
         return (self.done - self.first) / max(time.monotonic() - self.started, 1e-9)
 
     def advance(self, task: str, done_steps: int) -> None:
-        self.done = done_steps
+        if not self.warm and self.done > self.first:  # one iteration is over: from here on it is the usual speed
+            self.warm, self.started, self.first = True, self.ended, self.done
+        self.done, self.ended = done_steps, time.monotonic()
         if not self.live:
             return
         part = self.done / self.total

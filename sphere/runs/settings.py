@@ -1,11 +1,13 @@
 """The settings of a fleet of runs: what is trained, on which tasks, how it is evaluated, and what a task switch keeps."""
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from sphere.algos.ppo import PPOConfig
+from sphere.mistakes import in_range
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,9 @@ class Evaluation:
     """Evaluate all tasks at every task boundary, not only at the end of the sequence."""
     heldout: int = 256
     """States of the fixed batch on which r_e(K) and the diagnostics are computed; 0: none."""
+
+    def __post_init__(self) -> None:
+        in_range(self, {"every": (1, None), "episodes": (1, None), "heldout": (0, None)}, "evaluation.")
 
 
 @dataclass(frozen=True)
@@ -86,8 +91,17 @@ class FleetConfig:
             raise ValueError("tasks is empty; name at least one, as suite/task")
         if len({task.split("/")[0] for task in self.tasks}) != 1:
             raise ValueError(f"tasks of several suites cannot follow one another: {', '.join(self.tasks)}")
-        if len(set(self.seeds)) != len(self.seeds) or len(set(self.rho)) != len(self.rho):
-            raise ValueError(f"each seed and each rho once, please: seeds {self.seeds}, rho {self.rho}")
+        if len(set(self.tasks)) != len(self.tasks):
+            raise ValueError(f"each task once, please: {', '.join(self.tasks)}")
+        if not self.seeds or not self.rho:
+            raise ValueError(f"at least one seed and one rho, please: seeds {self.seeds}, rho {self.rho}")
+        if not all(math.isfinite(rho) for rho in self.rho) or min(self.seeds) < 0:
+            raise ValueError(f"seeds are 0 or more and rho is a finite number: seeds {self.seeds}, rho {self.rho}")
+        if len({run_name(*run) for run in self.runs}) != len(self.runs):
+            raise ValueError(
+                f"each seed and each rho once, please (of rho six digits count): seeds {self.seeds}, rho {self.rho}"
+            )
+        in_range(self, {"steps_per_task": (1, None), "checkpoint_every": (1, None), "workers": (0, None)})
         if self.ppo.penalty is None and any(self.rho):
             raise ValueError(f"rho {self.rho} has no effect without a penalty; use rho 0 or choose a penalty")
 
