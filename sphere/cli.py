@@ -1,6 +1,6 @@
 """The command line: `sphere train`, `resume`, `eval`, `show` and others (see USAGE), also as `python -m sphere`."""
 
-import importlib.metadata
+import importlib
 import json
 import os
 import sys
@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+import sphere
 from sphere.mistakes import UserError, nearest
 from sphere.runs.settings import FleetConfig
 
@@ -301,7 +302,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(USAGE)
         return 0
     if arguments[0] == "--version":
-        print(f"sphere {importlib.metadata.version('sphere-rl')}")
+        print(f"sphere {sphere.__version__}")
         return 0
     try:
         if arguments[0] not in COMMANDS:

@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 LAYERS = (
-    ("checks",),
+    ("checks", "mistakes"),
     ("spectrum",),
     ("bounds",),
     ("nets",),
@@ -20,7 +20,6 @@ LAYERS = (
     ("mitigations",),
     ("algos",),
     ("envs",),
-    ("mistakes",),
     ("runs",),
     ("report",),
     ("study",),

@@ -91,8 +91,6 @@ class FleetConfig:
             raise ValueError("tasks is empty; name at least one, as suite/task")
         if len({task.split("/")[0] for task in self.tasks}) != 1:
             raise ValueError(f"tasks of several suites cannot follow one another: {', '.join(self.tasks)}")
-        if len(set(self.tasks)) != len(self.tasks):
-            raise ValueError(f"each task once, please: {', '.join(self.tasks)}")
         if not self.seeds or not self.rho:
             raise ValueError(f"at least one seed and one rho, please: seeds {self.seeds}, rho {self.rho}")
         if not all(math.isfinite(rho) for rho in self.rho) or min(self.seeds) < 0:
