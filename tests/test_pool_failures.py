@@ -60,6 +60,21 @@ def test_a_failing_worker_is_a_clean_error(trouble, sentences):
         pool.reset()
 
 
+def test_a_failure_is_seen_also_by_a_learner_that_looks_late():
+    """A worker must not try a failed step again: the second time it may succeed, and nobody would know."""
+    pool = Pool(Walk, "walk", 6, workers=2, settings={"trouble": "step"}, timeout=30)
+    pool.reset()
+
+    def late():
+        for _ in range(5):
+            pool.step_async(np.zeros(pool.action_space.shape))
+            time.sleep(0.1)
+            pool.step_wait()
+
+    with pytest.raises(WorkerError, match="worker 0 of 2"):
+        late()
+
+
 def test_a_failing_start_leaves_no_process():
     with pytest.raises(WorkerError, match=r"failed in 'begin':[^$]*OSError: no model file"):
         Pool(Walk, "walk", 4, workers=2, settings={"trouble": "begin"})

@@ -218,6 +218,8 @@ def serve(share: "Share", commands: Connection, replies: Connection, bell: "Bell
             else:  # "c" or "!"
                 os.write(write, kind)
                 replies.send(answer)
+            if kind == b"!":  # the pool closes; and by its bell a failed step would look as if it were still to be done
+                break
     except BrokenPipeError:
         pass  # the learner has gone
     finally:
