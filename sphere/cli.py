@@ -34,6 +34,7 @@ USAGE = """usage: sphere COMMAND ...
 sphere COMMAND --help tells more, sphere --version which one this is."""
 
 INTERRUPTED = 130  # the exit code of a program that Ctrl-C ended
+CLOSED = 141  # and of one whose reader left
 
 
 def _fleet(directory: Path) -> FleetConfig:
@@ -308,6 +309,8 @@ def main(arguments: list[str] | None = None) -> int:
         if arguments[0] not in COMMANDS:
             raise nearest("command", arguments[0], list(COMMANDS))
         COMMANDS[arguments[0]](arguments[1:])
+    except BrokenPipeError:
+        raise
     except (UserError, ValueError, OSError, RuntimeError) as error:
         print(f"sphere: {error}", file=sys.stderr)
         return 1
@@ -318,7 +321,14 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def run() -> None:
-    code = main()
+    try:
+        try:
+            code = main()
+        finally:  # also where --help leaves by SystemExit
+            sys.stdout.flush()
+    except BrokenPipeError:  # `| head` has seen enough; what is left to print goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(CLOSED)
     if code == INTERRUPTED:  # a thread may still be compiling, and an interpreter that ends under it crashes
         sys.stdout.flush()
         sys.stderr.flush()

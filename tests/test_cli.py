@@ -120,6 +120,15 @@ def test_settings_survive_json():
         rebuild(FleetConfig, {"rhoo": 1})
 
 
+@pytest.mark.parametrize("words", [["train", "--preset", "probe-crl", "--help"], ["--help"]])
+def test_a_reader_that_has_seen_enough_is_no_error(words):
+    command = [sys.executable, "-m", "sphere", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.close()  # as `| head` does, before anything is printed
+        assert process.stderr.read() == ""
+    assert process.returncode == 141
+
+
 def test_verify_update_prints_and_judges(tmp_path, capsys):
     golden = Path(__file__).parents[2] / "shared" / "golden" / "ppo_update.npz"
     if not golden.exists():
