@@ -46,10 +46,22 @@ def scale_free(gram: Gram) -> Float[Array, ""]:
     return jnp.where(dead, 0.0, gram.size * (gram.square / trace / trace) - 1)
 
 
+@jax.custom_jvp
+def rows_by_rows(x: Float[Array, "n m"]) -> Float[Array, "n n"]:
+    """x x^T. Its derivative is one product, not two: dx x^T and its transpose; so is the backward pass."""
+    return x @ x.T
+
+
+@rows_by_rows.defjvp
+def _rows_by_rows_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    half = tangents[0] @ primals[0].T
+    return rows_by_rows(*primals), half + half.T
+
+
 def gram(phi: Float[Array, "n m"]) -> Gram:
     """Of A = Phi^T Phi / N, by the smaller of the feature Gram [m, m] and the sample Gram [N, N]."""
     n, m = phi.shape
-    a = (phi.T @ phi if m <= n else phi @ phi.T) / n
+    a = rows_by_rows(phi.T if m <= n else phi) / n
     return Gram(jnp.trace(a), jnp.sum(a * a), m)
 
 
@@ -74,7 +86,7 @@ def routed_gram(
     used = (experts >= 0) & (experts < num_experts)
     tokens = jnp.where(used[:, :, None], features, 0).reshape(n * k, width)
     owner = experts.reshape(n * k)
-    products = jnp.where(owner[:, None] == owner[None, :], tokens @ tokens.T, 0)
+    products = jnp.where(owner[:, None] == owner[None, :], rows_by_rows(tokens), 0)
     a = jnp.sum(products.reshape(n, k, n, k), axis=(1, 3)) / n
     return Gram(jnp.trace(a), jnp.sum(a * a), num_experts * width)
 
