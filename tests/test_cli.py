@@ -1,12 +1,12 @@
 """The command line as a newcomer types it, mistakes included."""
 
+import dataclasses
 import json
 import re
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ from fleets import TINY
 import sphere.__main__ as entry
 from sphere import cli
 from sphere.cli import main
+from sphere.runs import plan
 from sphere.runs.presets import PRESETS
 from sphere.runs.record import plain
 from sphere.runs.settings import FleetConfig, rebuild
@@ -56,6 +57,20 @@ def test_dry_run_prints_the_plan_and_writes_nothing(tmp_path, capsys):
     for word in ("2 runs as one fleet", "rho0.1-seed0", "parameters per run", "MiB", "time"):
         assert word in said
     assert not out.exists()
+
+
+def test_a_plan_adds_up_what_happens_in_turns_and_only_that(monkeypatch):
+    config = dataclasses.replace(TINY, evaluation=dataclasses.replace(TINY.evaluation, episodes=6))
+    evaluated = len(config.evaluations()) / config.iterations_per_task
+    collect = 0.01 * (config.ppo.rollout_steps + evaluated * 50 * 6 / config.ppo.num_envs)
+
+    def seconds(update):
+        return plan.iteration_seconds(config, horizon=50, groups=3, step=0.01, update=update)
+
+    assert seconds(0.1) == pytest.approx(collect + 3 * 0.1)
+    monkeypatch.setattr(plan.jax, "default_backend", lambda: "gpu")
+    assert seconds(0.1) == pytest.approx(collect + 0.1)
+    assert seconds(30.0) == pytest.approx(90.0)  # the groups wait for the one device
 
 
 @pytest.mark.parametrize(
@@ -115,7 +130,7 @@ def test_help(capsys):
 
 def test_settings_survive_json():
     for config in (TINY, *PRESETS.values()):
-        assert rebuild(FleetConfig, json.loads(json.dumps(plain(asdict(config))))) == config
+        assert rebuild(FleetConfig, json.loads(json.dumps(plain(dataclasses.asdict(config))))) == config
     with pytest.raises(ValueError, match="no setting rhoo"):
         rebuild(FleetConfig, {"rhoo": 1})
 
