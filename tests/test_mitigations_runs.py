@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import re
+from functools import partial
 
 import equinox as eqx
 import fleets
@@ -206,11 +207,14 @@ def test_packed_parameters_change_nothing(monkeypatch):
 
 
 def test_a_run_of_a_fleet_with_methods_equals_the_run_alone():
+    """Side by side, as on a GPU."""
     config = BRIEF
     seeds = (4, 5, 6)
-    state = ppo.init_fleet(config, OBS, ACT, jnp.asarray(seeds, jnp.uint32))
+    numbers = jnp.asarray(seeds, jnp.uint32)
+    state = ppo.init_fleet(config, OBS, ACT, numbers)
     rollout = experience(config, 3)
-    together, metrics = updated(config, state, hyper([0.0] * 3), rollout, seeds)
+    fleet = (state, hyper([0.0] * 3), rollout, numbers, jnp.int32(0), jnp.float32(0.25))
+    together, metrics = jax.jit(partial(ppo.side_by_side, config))(*fleet)
     alone, own_metrics = updated(config, run(state, 1), hyper([0.0]), run(rollout, 1), seeds[1:2])
     for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(run(together, 1)), jax.tree.leaves(alone), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4, err_msg=jax.tree_util.keystr(path))
@@ -221,7 +225,7 @@ def test_what_is_due_rarely_stays_a_branch_in_a_fleet():
     """ReDo's period is the same for all runs: under `vmap` it must not become a `select` that always does the work."""
     config = small(batch_size=9, mitigations=Mitigations(redo=ReDo()))
     given = jax.tree.map(lambda leaf: jnp.zeros((2, *leaf.shape), leaf.dtype), arguments(config)[:4])
-    text = str(jax.make_jaxpr(lambda *a: ppo._update_fleet(config, *a))(*given, jnp.int32(0), jnp.float32(0)))
+    text = str(jax.make_jaxpr(lambda *a: ppo.side_by_side(config, *a))(*given, jnp.int32(0), jnp.float32(0)))
     assert re.search(r"\bcond\[", text)
 
 

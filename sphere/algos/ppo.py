@@ -1,8 +1,8 @@
 """Proximal policy optimisation as the released SPHERE code runs it (SB3/SBX semantics), for a run or a fleet of runs.
 
 Settings and state are in `state.py`, advantages in `advantages.py`, losses and the minibatch step in `losses.py`; here are
-acting, the whole update, and fleets. Functions are written for one run; `mean_fleet`, `update_fleet` and others are their
-`vmap` over a leading run axis, compiled once per program.
+acting, the whole update, and fleets. Functions are written for one run; `mean_fleet`, `update_fleet` and others do the same
+for every row of a leading run axis, compiled once per program.
 """
 
 from collections.abc import Callable
@@ -208,8 +208,24 @@ def update_fleet(
     return compiled(config, state, hyper, rollout, seeds, iteration, progress)
 
 
-def _update_fleet(config: PPOConfig, *arguments: Any) -> tuple[PPOState, Metrics]:
+def side_by_side(config: PPOConfig, *arguments: Any) -> tuple[PPOState, Metrics]:
+    """All runs at once. A GPU waits for kernels to begin, not for them to end."""
     return jax.vmap(partial(update, config), in_axes=(0, 0, 0, 0, None, None))(*arguments)
+
+
+def in_turns(config: PPOConfig, *arguments: Any) -> tuple[PPOState, Metrics]:
+    """One run after the other, each as if alone. Cores have no room for more, and products with a run axis take 10 to 50%
+    longer there (docs/performance.md)."""
+    *by_run, iteration, progress = arguments
+
+    def one(own: tuple[PPOState, Hyper, Rollout, Array]) -> tuple[PPOState, Metrics]:
+        return update(config, *own, iteration, progress)
+
+    return jax.lax.map(one, tuple(by_run))
+
+
+def _update_fleet(config: PPOConfig, *arguments: Any) -> tuple[PPOState, Metrics]:
+    return (in_turns if jax.default_backend() == "cpu" else side_by_side)(config, *arguments)
 
 
 _update_fast = jax.jit(_update_fleet, static_argnums=0, donate_argnums=1)
