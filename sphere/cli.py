@@ -330,7 +330,6 @@ def run() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(CLOSED)
     if code == INTERRUPTED:  # a thread may still be compiling, and an interpreter that ends under it crashes
-        sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
     sys.exit(code)

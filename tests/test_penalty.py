@@ -34,6 +34,22 @@ def brute_gradient(phi):
     return 4 / len(phi) * phi @ (a - np.trace(a) / len(a) * np.eye(len(a)))
 
 
+def test_the_product_of_rows_has_the_derivatives_of_x_xT():
+    """Forward, backward, and both again: users differentiate the penalty in any way they like."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    x, dx, weight = (jax.random.normal(key, shape) for key, shape in zip(keys, [(5, 3), (5, 3), (5, 5)], strict=True))
+    found, moved = jax.jvp(penalties.rows_by_rows, (x,), (dx,))
+    np.testing.assert_allclose(found, x @ x.T, rtol=1e-12)
+    np.testing.assert_allclose(moved, dx @ x.T + x @ dx.T, rtol=1e-12)
+
+    def value(x):
+        return jnp.sum(weight * penalties.rows_by_rows(x))  # no symmetry in the cotangent
+
+    both = weight + weight.T
+    np.testing.assert_allclose(jax.grad(value)(x), both @ x, rtol=1e-12)
+    np.testing.assert_allclose(jax.jvp(jax.grad(value), (x,), (dx,))[1], both @ dx, rtol=1e-12)
+
+
 def routed(n, k, width, num_experts, seed, unused=()):
     """Random tokens; ties of experts within the batch are certain, `unused` experts never appear."""
     rng = np.random.default_rng(seed)

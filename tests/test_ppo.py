@@ -541,6 +541,16 @@ def test_runs_side_by_side_equal_runs_in_turns(fleet):
     assert_close(found, want)
 
 
+def test_side_by_side_too_rho_zero_equals_no_penalty_bit_for_bit(fleet):
+    """Beside runs with another rho. (A GPU's own programs are compared where `updated` is.)"""
+    state, numbers, rollout, _ = fleet
+    more = (rollout, jnp.asarray(SEEDS, jnp.uint32), jnp.int32(0), jnp.float32(0.25))
+    found, want = (jax.jit(partial(ppo.side_by_side, config))(state, numbers, *more)[0] for config in (CONFIG, PLAIN))
+    if jax.default_backend() == "cpu":
+        assert_same_bits(run(found, 0), run(want, 0))
+    assert (run(found, 1).actor.log_std != run(want, 1).actor.log_std).any()
+
+
 def test_the_same_seed_twice_is_bit_equal_and_another_is_not(fleet):
     state, numbers, rollout, once = fleet
     assert_same_bits(updated(CONFIG, state, numbers, rollout, SEEDS), once)

@@ -8,6 +8,8 @@ import jax
 import numpy as np
 import pytest
 
+from sphere.cli import main
+
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
@@ -55,6 +57,16 @@ def test_there_are_examples_of_the_penalty_and_of_the_kernel():
     assert "sphere.penalised_value_and_grad" in EXAMPLES[0]
     assert "sphere.routed_penalty" in EXAMPLES[0]
     assert "ntk.effective_rank" in EXAMPLES[1]
+
+
+def test_the_table_of_results_is_what_the_records_give(tmp_path):
+    assert main(["report", str(ROOT / "results" / "metaworld-crl"), "--out", str(tmp_path)]) == 0
+    kept, made = (folder / "tables" for folder in (ROOT / "results" / "metaworld-crl" / "report", tmp_path))
+    for page in kept.iterdir():
+        assert page.read_text() == (made / page.name).read_text()
+    rows = [line for line in README.read_text().splitlines() if line.startswith("| ") and "±" in line]
+    assert rows
+    assert set(rows) <= set((kept / "metaworld-crl-tasks.md").read_text().splitlines())
 
 
 def test_the_readme_fits_its_size():

@@ -98,10 +98,7 @@ class Actor:
         logits = self.gate(x) / self.temperature
         # stable: of equal logits the first expert, as in the learner
         expert = (-logits).argsort(axis=1, kind="stable")[:, : self.spec.top_k]
-        best = logits[np.arange(len(x))[:, None], expert]
-        weight = np.exp(best - best[:, :1])
-        weight /= weight.sum(axis=1, keepdims=True)
-        return self._mix(x, weight, expert)
+        return self._mix(x, softmax(logits[np.arange(len(x))[:, None], expert]), expert)
 
     def _deepseek(self, x: np.ndarray) -> np.ndarray:
         probability = softmax(self.gate(x) / self.temperature)
