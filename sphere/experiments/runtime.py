@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from sphere.report.load import Run
+from sphere.report.run import Run
 from sphere.report.tables import Measured
 from sphere.runs import record
 from sphere.study.cells import Cell, cell

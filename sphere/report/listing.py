@@ -6,7 +6,7 @@ from typing import Any
 
 from sphere.report.elements import EMPTY, Markup, element, plural, region, two_columns
 from sphere.report.labels import flatten, spell
-from sphere.report.load import Loaded, Run
+from sphere.report.run import Loaded, Run
 from sphere.runs.provenance import devices
 
 COLUMNS = ("run", "method", "protocol", "seed", "steps", "state", "hours", "steps/s", "device", "settings", "versions")

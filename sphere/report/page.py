@@ -9,8 +9,9 @@ from pathlib import Path
 from sphere.report.compared import tables
 from sphere.report.elements import Markup, element, plural
 from sphere.report.listing import notes_section, runs_section
-from sphere.report.load import Loaded, load
+from sphere.report.load import load
 from sphere.report.payload import dump, payload
+from sphere.report.run import Loaded
 from sphere.report.sections import section, suite_name
 from sphere.report.select import Success
 from sphere.report.summary import Comparison, comparisons

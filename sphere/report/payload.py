@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sphere.report.load import Run
+from sphere.report.run import Run
 from sphere.report.summary import Band, Comparison, averages, band, load_map, metrics, short
 
 MOST_RUNS = 20

@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from sphere.report.load import KINDS, Run
+from sphere.report.run import KINDS, Run
 from sphere.report.scores import Scores
 
 Success = Literal["at-end", "once"]

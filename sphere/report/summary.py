@@ -7,7 +7,7 @@ import numpy as np
 
 from sphere.report import paper, scores
 from sphere.report.bootstrap import Interval, improvement, interval, ratio
-from sphere.report.load import Loaded, Run
+from sphere.report.run import Loaded, Run
 from sphere.report.select import Success, after_task, final_scores, own_episodes, own_scores, segment_scores
 
 ORDER = (

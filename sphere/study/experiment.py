@@ -7,7 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from sphere.report.load import Loaded, Run, load
+from sphere.report.load import load
+from sphere.report.run import Loaded, Run
 from sphere.report.scores import Scores
 from sphere.report.select import own_scores
 from sphere.report.summary import Comparison, comparisons

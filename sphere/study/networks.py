@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sphere.report.load import Run
+from sphere.report.run import Run
 from sphere.runs import checkpoint
 from sphere.runs.fleet import Fleet
 from sphere.runs.settings import FleetConfig, rebuild, run_name

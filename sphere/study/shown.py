@@ -7,7 +7,7 @@ import numpy as np
 
 from sphere.report import paper
 from sphere.report.compared import printed
-from sphere.report.load import Run
+from sphere.report.run import Run
 from sphere.report.scores import Scores, mean_std
 from sphere.report.tables import Cell, Measured, Table
 from sphere.study.cells import Cell as Setting
