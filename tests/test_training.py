@@ -2,11 +2,13 @@
 
 import dataclasses
 import json
+import os
 import shutil
 import signal
 import sys
 import time
 import types
+from pathlib import Path
 
 import fleets
 import jax
@@ -226,17 +228,22 @@ def test_a_missing_gpu_kernel_is_explained(tmp_path, monkeypatch):
         train(dataclasses.replace(TINY, workers=0), tmp_path / "fleet", quiet=True)
 
 
-def test_ctrl_c_saves_and_leaves_and_resume_goes_on(straight, tmp_path):
+@pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+def test_asked_to_stop_it_saves_and_leaves_and_resume_goes_on(straight, tmp_path, asked):
     fleets.write(TINY, tmp_path / "fleet")
     process = fleets.resume(tmp_path / "fleet", tmp_path / "cache")
     metrics = tmp_path / "fleet" / run_name(0, 0.0) / "metrics.jsonl"
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and (not metrics.exists() or metrics.stat().st_size == 0):
         time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
+    workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    for pid in [process.pid, *map(int, workers)]:  # a terminal and a scheduler tell all processes
+        os.kill(pid, asked)
     said = process.communicate(timeout=120)[0]
     if process.returncode == 0:
         pytest.fail(f"it ended before the signal came: {said}")
+    assert process.returncode == 1
+    assert "stopped after step" in said
     assert "sphere resume" in said
     assert "Traceback" not in said
     environment = metrics.with_name("environment.json")
@@ -250,6 +257,24 @@ def test_ctrl_c_saves_and_leaves_and_resume_goes_on(straight, tmp_path):
     noted = json.loads(environment.read_text())
     assert noted["python"] == "2.7"
     assert [list(change) for change in noted["resumed"].values()] == [["python"]]
+
+
+def test_whoever_has_plans_for_sigterm_keeps_them(tmp_path, monkeypatch):
+    """submitit answers it by itself, and hands the job back to the queue by another signal."""
+    heard, original = [], Fleet.advance
+
+    def interrupted(self, ahead):
+        if self.total_iterations == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(self, ahead)
+
+    monkeypatch.setattr(Fleet, "advance", interrupted)
+    before = signal.signal(signal.SIGTERM, lambda *_: heard.append("theirs"))
+    try:
+        train(dataclasses.replace(TINY, seeds=(0,), rho=(0.0,), workers=0), tmp_path / "fleet", quiet=True)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert heard == ["theirs"]
 
 
 def test_task_boundaries_keep_what_they_say(tmp_path):

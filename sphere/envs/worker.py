@@ -255,7 +255,9 @@ def leave_with(parent: int) -> None:
 def main() -> None:
     """Arguments: the learner's process id, files of commands and replies, the file of bells and the number of ours in it
     (-1: none), and the learner's `sys.path`."""
+    # Both may come to all processes at once; when to leave is the learner's to say.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     parent, read, write, bells, index = map(int, sys.argv[1:6])
     leave_with(parent)
     sys.path[:] = sys.argv[6].split(os.pathsep)

@@ -140,28 +140,35 @@ class Training:
 
 
 class _StopOnce:
-    """The first Ctrl-C asks for an orderly end after this iteration; the second leaves at once."""
+    """The first Ctrl-C, or SIGTERM (a scheduler's way to say that time is up), asks for an orderly end after this iteration;
+    another Ctrl-C leaves at once."""
 
     def __init__(self, progress: Progress):
         self.asked = False
         self.progress = progress
+        self.before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "_StopOnce":
+        wanted = [signal.SIGINT]
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # else somebody has plans for it, as submitit has
+            wanted.append(signal.SIGTERM)
         try:
-            self.before = signal.signal(signal.SIGINT, self._handle)
+            self.before = {one: signal.signal(one, self._handle) for one in wanted}
         except ValueError:  # not in the main thread: whoever called decides
-            self.before = None
+            pass
         return self
 
-    def _handle(self, *_: object) -> None:
-        if self.asked:
+    def _handle(self, number: int, _: object) -> None:
+        if not self.asked:
+            self.asked = True
+            self.progress.say("stopping after this iteration, then saving; press Ctrl-C again to leave at once")
+        elif number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.asked = True
-        self.progress.say("stopping after this iteration, then saving; press Ctrl-C again to leave at once")
 
     def __exit__(self, *_: object) -> None:
-        if self.before is not None:
-            signal.signal(signal.SIGINT, self.before)
+        for one, handler in self.before.items():
+            if handler is not None:  # not one of Python's
+                signal.signal(one, handler)
 
 
 def train(config: FleetConfig, directory: Path, *, resume: bool = False, quiet: bool = False) -> None:
