@@ -6,6 +6,7 @@ import numpy as np
 
 from sphere.report import paper
 from sphere.report.bootstrap import Interval
+from sphere.report.foretell import RESAMPLES, Association, foretold
 from sphere.report.scores import deviation
 from sphere.report.summary import (
     Comparison,
@@ -162,10 +163,28 @@ def diagnostics_table(comparison: Comparison, protocol: str) -> Table:
     )
 
 
+def foretold_table(comparison: Comparison) -> Table:
+    found = foretold(comparison)
+
+    def cells(one: Association | None) -> list[Cell]:
+        return [None, None, None] if one is None else [Measured(one.correlation), f"{one.p:.3f}", str(one.pairs)]
+
+    return Table(
+        f"{comparison.suite}-crl-foretold",
+        f"Diagnostics at a task's first evaluation and what was reached at its end, {comparison.suite}, CRL",
+        ("diagnostic", "success", "p (success)", "pairs (success)", "return", "p (return)", "pairs (return)"),
+        [[one.metric, *cells(one.success), *cells(one.returns)] for one in found],
+        "Rank correlations within each method and task, from the second task on; tasks on which all runs of a method end "
+        f"alike are left out. p: share of {RESAMPLES:,} permutations of a method's runs with a correlation as strong. Of "
+        f"{2 * len(found)} correlations one in twenty has p below 0.05 by chance.",
+    )
+
+
 def tables(comparison: Comparison) -> list[Table]:
     """All that have rows."""
     every = [average_table(comparison)]
     every += [per_task_table(comparison, protocol) for protocol in comparison.protocols]
     every += [against_table(comparison), continual_table(comparison)]
     every += [diagnostics_table(comparison, protocol) for protocol in comparison.protocols]
+    every += [foretold_table(comparison)]
     return [table for table in every if table.rows]

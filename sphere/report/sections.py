@@ -2,7 +2,14 @@
 
 import math
 
-from sphere.report.compared import against_table, average_table, continual_table, diagnostics_table, per_task_table
+from sphere.report.compared import (
+    against_table,
+    average_table,
+    continual_table,
+    diagnostics_table,
+    foretold_table,
+    per_task_table,
+)
 from sphere.report.elements import EMPTY, Markup, element, joined, plural, region, table
 from sphere.report.payload import ROUTER, spoken_metric
 from sphere.report.summary import Against, Comparison, against, averages, metrics, retention, short
@@ -221,7 +228,16 @@ def _diagnostics(comparison: Comparison, names: list[str]) -> Markup:
     small = [chart("lines", named(name), name, small=True) for name in shown]
     last = [_only(protocol, table(diagnostics_table(comparison, protocol))) for protocol in comparison.protocols]
     head = [element("h3", "Diagnostics"), element("p", "On held-out states.", class_="soft")]
-    return joined(*head, element("div", *small, class_="many"), *last)
+    return joined(*head, element("div", *small, class_="many"), *last, _foretold(comparison))
+
+
+def _foretold(comparison: Comparison) -> Markup:
+    found = foretold_table(comparison)
+    if not found.rows:
+        return EMPTY
+    told = "Whether runs of one method that differ in a diagnostic at the first evaluation of a task differ in what they reach on it."
+    head = [element("h3", "What beginnings foretell"), element("p", told, class_="soft")]
+    return _only("crl", *head, table(found))
 
 
 def _retention(comparison: Comparison) -> Markup:

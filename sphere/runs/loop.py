@@ -8,6 +8,7 @@ import dataclasses
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -152,10 +153,8 @@ class _StopOnce:
         wanted = [signal.SIGINT]
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # else somebody has plans for it, as submitit has
             wanted.append(signal.SIGTERM)
-        try:
+        with suppress(ValueError):  # not in the main thread: whoever called decides
             self.before = {one: signal.signal(one, self._handle) for one in wanted}
-        except ValueError:  # not in the main thread: whoever called decides
-            pass
         return self
 
     def _handle(self, number: int, _: object) -> None:
