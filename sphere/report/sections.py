@@ -235,7 +235,7 @@ def _foretold(comparison: Comparison) -> Markup:
     found = foretold_table(comparison)
     if not found.rows:
         return EMPTY
-    told = "Whether runs of one method that differ in a diagnostic at the first evaluation of a task differ in what they reach on it."
+    told = "Do runs of one method that differ at the first evaluation of a task differ in what they reach on it?"
     head = [element("h3", "What beginnings foretell"), element("p", told, class_="soft")]
     return _only("crl", *head, table(found))
 
