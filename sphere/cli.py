@@ -1,5 +1,6 @@
 """The command line: `sphere train`, `resume`, `eval`, `show` and others (see USAGE), also as `python -m sphere`."""
 
+import dataclasses
 import importlib
 import json
 import os
@@ -54,6 +55,8 @@ class Resume:
     """Go on from the newest good checkpoint; the numbers are those of a run that was never stopped."""
 
     directory: tyro.conf.Positional[Path]
+    workers: int | None = None
+    """Simulator processes of a group of runs, if others than before; results do not depend on it."""
     quiet: bool = False
 
 
@@ -61,7 +64,10 @@ def resume(arguments: list[str]) -> None:
     from sphere.runs.loop import train as run
 
     options = tyro.cli(Resume, prog="sphere resume", args=arguments)
-    run(_fleet(options.directory), options.directory, resume=True, quiet=options.quiet)
+    config = _fleet(options.directory)
+    if options.workers is not None:
+        config = dataclasses.replace(config, workers=options.workers)
+    run(config, options.directory, resume=True, quiet=options.quiet)
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ def write(config: FleetConfig, directory: Path) -> None:
     Records(config, directory, resume=False).close()
 
 
-def resume(directory: Path, cache: Path, **environment: str) -> subprocess.Popen:
+def resume(directory: Path, cache: Path, *words: str, **environment: str) -> subprocess.Popen:
     """`sphere resume` in a process of its own; compiled programs are shared through `cache` to save time."""
     settings = {
         "JAX_DEFAULT_MATMUL_PRECISION": "highest",  # as in the tests' own process
@@ -58,7 +58,7 @@ def resume(directory: Path, cache: Path, **environment: str) -> subprocess.Popen
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
     return subprocess.Popen(
-        [sys.executable, "-m", "sphere", "resume", str(directory)],
+        [sys.executable, "-m", "sphere", "resume", str(directory), *words],
         env={**os.environ, **settings, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -249,7 +249,7 @@ def test_asked_to_stop_it_saves_and_leaves_and_resume_goes_on(straight, tmp_path
     environment = metrics.with_name("environment.json")
     began = json.loads(environment.read_text()) | {"python": "2.7"}
     environment.write_text(json.dumps(began))
-    second = fleets.resume(tmp_path / "fleet", tmp_path / "cache")
+    second = fleets.resume(tmp_path / "fleet", tmp_path / "cache", "--workers", "2")  # a machine with other cores
     said = second.communicate(timeout=180)[0]
     assert second.returncode == 0, said
     assert "not the same python as before" in said
