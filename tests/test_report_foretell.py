@@ -69,6 +69,28 @@ def test_under_chance_p_is_uniform():
     assert np.mean(p) == pytest.approx(0.5, abs=0.06)
 
 
+def test_methods_that_share_seeds_are_permuted_together():
+    """What a seed brings to both methods is one coincidence: p stays uniform with `paired`, and not without."""
+    rng = np.random.default_rng(4)
+
+    def chance(paired):
+        p = []
+        for _ in range(300):
+            shared = [(rng.normal(size=(5, 3)), rng.normal(size=(5, 3)))] * 2
+            noisy = [(x + 0.1 * rng.normal(size=x.shape), y + 0.1 * rng.normal(size=y.shape)) for x, y in shared]
+            p.append(within_groups(noisy, paired=paired, resamples=199).p)
+        return np.mean(np.array(p) <= 0.05)
+
+    assert chance(paired=True) == pytest.approx(0.05, abs=0.035)
+    assert chance(paired=False) > 0.1
+
+
+def test_paired_groups_have_the_same_runs():
+    x = np.random.default_rng(5).normal(size=(5, 2))
+    with pytest.raises(ValueError, match="same runs"):
+        within_groups([(x, x), (x[:4], x[:4])], paired=True)
+
+
 def test_tasks_without_variation_or_with_gaps_are_left_out():
     x = np.array([[1.0, 2.0, np.nan], [2.0, 2.0, 1.0], [3.0, 2.0, 2.0]])
     y = np.array([[0.1, 0.2, 0.3], [0.3, 0.1, 0.2], [0.2, 0.3, 0.1]])
@@ -127,14 +149,38 @@ def test_returns_are_those_of_the_last_evaluation_of_finished_tasks(tmp_path):
         for line in lines:
             if "evaluation/return" in line:
                 line["evaluation/return"] = -float(seed) if line["step"] % 3000 == 0 else float(seed)
-        if seed == 4:  # without its last evaluation the third task is not finished, for any run of the method
+        if seed == 4:  # its third task is not finished: the other four give more pairs without it
             lines = [line for line in lines if line["step"] < 9000]
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     (comparison,) = comparisons(load([tmp_path]))
     found = {one.metric: one for one in foretold(comparison)}["online/ntk_rank"]
     assert found.success is None
     assert found.returns.correlation == pytest.approx(-1)
-    assert found.returns.pairs == 5
+    assert found.returns.pairs == 8
+
+
+def test_a_run_that_lags_behind_does_not_empty_the_table(tmp_path):
+    comparison = write(tmp_path / "runs", lambda seed, task, rho: seed, lambda seed, task, rho: seed)
+    whole = foretold(comparison)
+    write_run(tmp_path / "runs" / "late", settings(9, 0.0), stop_at=1000)
+    (comparison,) = comparisons(load([tmp_path]))
+    assert foretold(comparison) == whole
+
+
+def test_beginnings_at_different_steps_or_at_the_end_are_not_compared(tmp_path):
+    comparison = write(tmp_path, lambda seed, task, rho: seed, lambda seed, task, rho: seed, rhos=[0.0])
+    assert {one.metric: one for one in foretold(comparison)}["online/ntk_rank"].success.pairs == 10
+    path = tmp_path / "rho0-seed3" / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines if line["step"] != 4000))
+    (comparison,) = comparisons(load([tmp_path]))
+    assert {one.metric: one for one in foretold(comparison)}["online/ntk_rank"].success.pairs == 5
+    for seed in range(5):  # only the evaluations at the end of tasks are left
+        path = tmp_path / f"rho0-seed{seed}" / "metrics.jsonl"
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines if line["step"] % 3000 == 0))
+    (comparison,) = comparisons(load([tmp_path]))
+    assert not foretold(comparison)
 
 
 def test_the_table_says_the_strongest_first_and_what_p_means(tmp_path):

@@ -63,6 +63,28 @@ def test_methods_have_the_papers_names(tmp_path, changes, label):
     assert run.method == label
 
 
+def test_suites_have_methods_of_their_own(tmp_path):
+    """What differs between suites tells no methods apart: they are never compared."""
+    for rho in (0.1, 0.01):
+        write_run(tmp_path / f"a{rho}", settings(rho=rho))
+    write_run(tmp_path / "b", settings(rho=0.1, tasks=["humanoidbench/stand"], ppo__num_envs=128))
+    assert {(run.suite, run.method) for run in load([tmp_path]).runs} == {
+        ("metaworld", "SPHERE (rho 0.1)"),
+        ("metaworld", "SPHERE (rho 0.01)"),
+        ("humanoidbench", "SPHERE"),
+    }
+
+
+def test_of_two_runs_with_one_seed_the_longer_counts(tmp_path):
+    write_run(tmp_path / "a", settings(), stop_at=2000)
+    write_run(tmp_path / "b", settings())
+    write_run(tmp_path / "c", settings(), stop_at=5000)
+    loaded = load([tmp_path])
+    (run,) = loaded.runs
+    assert run.name == "b"
+    assert [str(tmp_path / "b") in note for note in loaded.notes] == [True, True]
+
+
 def test_methods_of_one_name_are_told_apart_by_what_differs(tmp_path):
     write_run(tmp_path / "a", settings(rho=0.1))
     write_run(tmp_path / "b", settings(rho=0.001))

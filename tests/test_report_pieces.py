@@ -55,6 +55,60 @@ def test_they_take_the_order_of_a_run_on_the_same_tasks(tmp_path):
     assert [(one.protocol, one.runs) for one in averages(comparison)] == [("rl", 2), ("crl", 2)]
 
 
+def test_all_have_one_order_whatever_their_directories_are_called(tmp_path):
+    for seed, names in ((0, ("a", "b", "c")), (1, ("c", "a", "b"))):
+        for task, name in zip(TASKS, names, strict=True):
+            write_run(tmp_path / f"{name}-seed{seed}", settings(seed, protocol="rl", tasks=[task]))
+    write_run(tmp_path / "z1", settings(0, 0.1, protocol="rl", tasks=[TASKS[2]]))
+    write_run(tmp_path / "z2", settings(0, 0.1, protocol="rl", tasks=list(TASKS[:2])))
+    (comparison,) = comparisons(load([tmp_path]))
+    assert len(comparison.runs) == 3
+    assert set(comparison.tasks) == set(TASKS)
+
+
+def test_runs_that_can_be_compared_stay_so_while_others_have_more(tmp_path):
+    """Seed 0 is ahead of the others: what all have is what they are compared on."""
+    write_pieces(tmp_path, [TASKS[:1]], seeds=(0, 1, 2))
+    write_run(tmp_path / "ahead", settings(0, protocol="rl", tasks=[TASKS[1]]))
+    found = {one.tasks: len(one.runs) for one in comparisons(load([tmp_path]))}
+    assert found == {TASKS[:1]: 3, TASKS[1:2]: 1}
+
+
+def test_who_has_all_tasks_of_a_whole_run_is_joined_before_others_are_there(tmp_path):
+    write_pieces(tmp_path, [TASKS[:1]], seeds=(0, 1))
+    write_run(tmp_path / "ahead", settings(0, protocol="rl", tasks=list(TASKS[1:])))
+    write_run(tmp_path / "whole", settings(5, protocol="rl"))
+    found = {one.tasks: sorted(run.seed for run in one.runs) for one in comparisons(load([tmp_path]))}
+    assert found == {TASKS: [0, 5], TASKS[:1]: [1]}
+
+
+def test_a_task_that_two_pieces_have_is_taken_from_the_first_and_that_is_told(tmp_path):
+    write_pieces(tmp_path, [TASKS[:1], TASKS[1:]], seeds=(0, 1))
+    write_run(tmp_path / "x", settings(0, protocol="rl", tasks=[TASKS[0], "metaworld/push"]))
+    loaded = load([tmp_path])
+    assert sorted((run.seed, run.tasks) for run in loaded.runs if set(run.tasks) == set(TASKS)) == [
+        (0, TASKS),
+        (1, TASKS),
+    ]
+    assert len(loaded.runs) == 3
+    (note,) = loaded.notes
+    assert "x has metaworld/hammer" in note
+
+
+def test_a_piece_whose_last_evaluation_is_not_written_yet_stays_apart(tmp_path):
+    write_pieces(tmp_path, [TASKS[:1], TASKS[1:]], seeds=[0])
+    path = tmp_path / "part0" / "rho0-seed0" / "episodes.jsonl"
+    lines = [line for line in path.read_text().splitlines() if json.loads(line)["step"] < 3000]
+    path.write_text("".join(line + "\n" for line in lines))
+    assert len(load([tmp_path]).runs) == 2
+
+
+def test_suites_are_never_one_run(tmp_path):
+    write_run(tmp_path / "a", settings(protocol="rl", tasks=["metaworld/hammer"]))
+    write_run(tmp_path / "b", settings(protocol="rl", tasks=["humanoidbench/stand"]))
+    assert len(load([tmp_path]).runs) == 2
+
+
 def test_alone_they_keep_the_order_of_their_names(tmp_path):
     (run, _) = load([write_pieces(tmp_path, [TASKS[2:], TASKS[:2]])]).runs
     assert run.tasks == (TASKS[2], TASKS[0], TASKS[1])
@@ -82,6 +136,28 @@ def test_every_environment_is_told(tmp_path):
         "4000": {"device": elsewhere},
         "6000": {"device": environment["device"]},
     }
+
+
+@pytest.mark.parametrize("lost", ["", "{}", "[]"])
+def test_an_environment_that_is_lost_is_not_that_of_another_piece(tmp_path, lost):
+    write_pieces(tmp_path, [TASKS[:1], TASKS[1:]], seeds=[0])
+    place = tmp_path / "part1" / "rho0-seed0" / "environment.json"
+    place.write_text(lost) if lost else place.unlink()
+    (run,) = load([tmp_path]).runs
+    assert run.environment["device"]["kind"] == "cpu"
+    assert run.environment["resumed"]["3000"]["device"] is None
+    assert devices(run.environment) == ["cpu"]
+
+
+@pytest.mark.parametrize(
+    "strange", [{"0": {"resumed": "x"}}, {"9" * 5000: {"python": "4"}}, ["x"], {"1.5": {}}, {"1": 2}], ids=str
+)
+def test_strange_notes_of_resuming_are_passed_over(tmp_path, strange):
+    write_pieces(tmp_path, [TASKS[:1], TASKS[1:]], seeds=[0])
+    place = tmp_path / "part0" / "rho0-seed0" / "environment.json"
+    place.write_text(json.dumps(json.loads(place.read_text()) | {"resumed": strange}))
+    (run,) = load([tmp_path]).runs
+    assert devices(run.environment) == ["cpu"]
 
 
 @pytest.mark.parametrize(

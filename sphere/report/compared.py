@@ -165,6 +165,7 @@ def diagnostics_table(comparison: Comparison, protocol: str) -> Table:
 
 def foretold_table(comparison: Comparison) -> Table:
     found = foretold(comparison)
+    count = sum(end is not None for one in found for end in (one.success, one.returns))
 
     def cells(one: Association | None) -> list[Cell]:
         return [None, None, None] if one is None else [Measured(one.correlation), f"{one.p:.3f}", str(one.pairs)]
@@ -174,9 +175,10 @@ def foretold_table(comparison: Comparison) -> Table:
         f"Diagnostics at a task's first evaluation and what was reached at its end, {comparison.suite}, CRL",
         ("diagnostic", "success", "p (success)", "pairs (success)", "return", "p (return)", "pairs (return)"),
         [[one.metric, *cells(one.success), *cells(one.returns)] for one in found],
-        "Rank correlations within each method and task, from the second task on; tasks on which all runs of a method end "
-        f"alike are left out. p: share of {RESAMPLES:,} permutations of a method's runs with a correlation as strong. Of "
-        f"{2 * len(found)} correlations one in twenty has p below 0.05 by chance.",
+        "Rank correlations within each method and task, from the second task on, over runs that have finished the same tasks; "
+        "tasks on which all runs of a method begin or end alike, or whose first evaluations differ, are left out. "
+        f"p: share of {RESAMPLES:,} permutations of runs (by seed, where methods have the same seeds) with a correlation as "
+        f"strong. Of {count} correlations one in twenty has p below 0.05 by chance.",
     )
 
 

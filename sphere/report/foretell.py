@@ -41,20 +41,26 @@ Group = tuple[np.ndarray, np.ndarray]
 """A diagnostic and an outcome of one method, both [run, task]."""
 
 
-def within_groups(groups: Sequence[Group], resamples: int = RESAMPLES, seed: int = 0) -> Association | None:
+def within_groups(
+    groups: Sequence[Group], *, paired: bool = False, resamples: int = RESAMPLES, seed: int = 0
+) -> Association | None:
     """Rank correlation of two tables within groups and columns; None where nothing varies.
 
-    Permutations move whole rows: a run's tasks are not independent samples.
+    Permutations move whole rows: a run's tasks are not independent samples. Nor are runs of different methods with one
+    seed, which begin with the same network and meet the same episodes: `paired`, rows of all groups move together.
     """
+    if paired and len({len(x) for x, _ in groups}) > 1:
+        raise ValueError("paired groups have the same runs in the same order; these differ in number")
     ranked = [ranks for x, y in groups if (ranks := _ranks(x, y)) is not None]
     if not ranked:
         return None
     scale = np.sqrt(sum(np.sum(x**2) for x, _ in ranked) * sum(np.sum(y**2) for _, y in ranked))
     rng = np.random.default_rng(seed)
-    observed, drawn = 0.0, np.zeros(resamples)
+    observed, drawn, order = 0.0, np.zeros(resamples), None
     for x, y in ranked:
         products = x @ y.T  # of every run's diagnostics with every run's outcomes
-        order = rng.permuted(np.tile(np.arange(len(x)), (resamples, 1)), axis=1)
+        if order is None or not paired:
+            order = rng.permuted(np.tile(np.arange(len(x)), (resamples, 1)), axis=1)
         observed += np.trace(products)
         drawn += products[np.arange(len(x)), order].sum(axis=1)
     extreme = np.sum(np.abs(drawn) >= abs(observed) - 1e-9 * scale)
@@ -76,22 +82,34 @@ def _ranks(x: np.ndarray, y: np.ndarray) -> Group | None:
 
 def foretold(comparison: Comparison) -> list[Foretold]:
     """Of every diagnostic under CRL, from the second task on, the lowest p first."""
-    groups = [runs for _, protocol, runs in comparison.groups if protocol == "crl"]
+    groups = [_abreast(runs) for _, protocol, runs in comparison.groups if protocol == "crl"]
+    groups = [runs for runs in groups if runs]
     numbers = range(1, len(comparison.tasks))
+    paired = len({tuple(run.seed for run in runs) for runs in groups}) == 1
 
     def tables(value: Callable[[Run, int], float]) -> list[np.ndarray]:
         return [np.array([[value(run, n) for n in numbers] for run in runs]) for runs in groups]
 
-    success = tables(lambda run, n: _success(run, comparison, n))
-    returns = tables(_return)
-    names = [name for name in metrics([run for runs in groups for run in runs]) if not name.startswith("evaluation/")]
+    begun = tables(_first_step)
+    ends = [tables(lambda run, n: _success(run, comparison, n)), tables(_return)]
     found = []
-    for name in names:
-        begun = tables(lambda run, n, name=name: _at(run, name, n, 0))  # type: ignore[misc]
-        ends = [within_groups(list(zip(begun, end, strict=True))) for end in (success, returns)]
-        if any(ends):
-            found.append(Foretold(name, *ends))
+    for name in metrics([run for runs in groups for run in runs]):
+        if name.startswith("evaluation/"):
+            continue
+        values = tables(lambda run, n, name=name: _at(run, name, n, 0))  # type: ignore[misc]
+        known = [np.where(step == step[:1], value, np.nan) for step, value in zip(begun, values, strict=True)]
+        both = [within_groups(list(zip(known, end, strict=True)), paired=paired) for end in ends]
+        if any(both):
+            found.append(Foretold(name, *both))
     return sorted(found, key=lambda one: (min(end.p for end in (one.success, one.returns) if end), one.metric))
+
+
+def _abreast(runs: Sequence[Run]) -> list[Run]:
+    """Those that have finished as many tasks as gives the most pairs: one that lags behind does not hold up all others."""
+    done = [sum(run.steps >= run.task_steps * (n + 1) for n in range(len(run.tasks))) for run in runs]
+    pairs = {least: (least - 1) * sum(count >= least for count in done) for least in set(done)}
+    least = max(pairs, key=lambda one: pairs[one])
+    return [run for run, count in zip(runs, done, strict=True) if count >= least]
 
 
 def _success(run: Run, comparison: Comparison, number: int) -> float:
@@ -101,6 +119,12 @@ def _success(run: Run, comparison: Comparison, number: int) -> float:
 
 def _return(run: Run, number: int) -> float:
     return _at(run, "evaluation/return", number, -1) if run.steps >= run.task_steps * (number + 1) else float("nan")
+
+
+def _first_step(run: Run, number: int) -> float:
+    """Of the evaluations of a task; NaN where the first is also the last."""
+    rows = np.flatnonzero(run.curve.task == number)
+    return float(run.curve.step[rows[0]]) if rows.size > 1 else float("nan")
 
 
 def _at(run: Run, metric: str, number: int, evaluation: int) -> float:

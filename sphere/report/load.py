@@ -37,7 +37,8 @@ def load(paths: Iterable[Path], label: Callable[[Mapping[str, Any]], str] = meth
     if not runs:
         told = "; ".join(notes) or "name a directory that sphere train wrote, or one above it"
         raise ValueError(f"no run found in {', '.join(map(str, wanted)) or 'nothing'}: {told}")
-    return Loaded(tuple(joined(_once(_named(runs, label), notes))), tuple(notes))
+    whole = joined(_once(_named(runs, label), notes), notes)
+    return Loaded(tuple(sorted(whole, key=_place)), tuple(notes))
 
 
 def _directories(paths: list[Path], notes: list[str]) -> list[Path]:
@@ -179,27 +180,34 @@ def _read_episodes(path: Path, tasks: tuple[str, ...], notes: list[str]) -> Epis
     )
 
 
+def _place(run: Run) -> tuple[str, str, int, str]:
+    return run.protocol, run.method, run.seed, run.name
+
+
 def _named(runs: list[Run], label: Callable[[Mapping[str, Any]], str]) -> list[Run]:
-    """With methods and names; names are what tells the paths apart."""
-    methods = tell_apart([run.config for run in runs], label)
+    """With methods and names; names are what tells the paths apart. Methods of a suite are told apart among themselves."""
+    methods: dict[int, str] = {}
+    for suite in {run.suite for run in runs}:
+        own = [run for run in runs if run.suite == suite]
+        methods |= dict(zip(map(id, own), tell_apart([run.config for run in own], label), strict=True))
     full = [run.path.resolve() for run in runs]
     common = Path(os.path.commonpath(full)) if len(full) > 1 else full[0].parent
     named = [
-        replace(run, method=method, name=str(path.relative_to(common)))
-        for run, method, path in zip(runs, methods, full, strict=True)
+        replace(run, method=methods[id(run)], name=str(path.relative_to(common)))
+        for run, path in zip(runs, full, strict=True)
     ]
-    return sorted(named, key=lambda run: (run.protocol, run.method, run.seed, run.name))
+    return sorted(named, key=_place)
 
 
 def _once(runs: list[Run], notes: list[str]) -> list[Run]:
-    """A run that was copied, or trained twice with the same seed, is one sample and not two."""
+    """A run that was copied, or trained twice with the same seed, is one sample and not two: the longest."""
     seen: dict[tuple, Run] = {}
     for run in runs:
         key = (run.tasks, run.config["steps_per_task"], run.protocol, run.method, run.seed)
-        if key in seen:
-            notes.append(
-                f"{run.path} has the settings and the seed ({run.seed}) of {seen[key].path}; they were counted once"
-            )
-        else:
+        if key not in seen:
             seen[key] = run
+            continue
+        kept, other = (run, seen[key]) if run.steps > seen[key].steps else (seen[key], run)
+        seen[key] = kept
+        notes.append(f"{other.path} has the settings and the seed ({run.seed}) of {kept.path}; they were counted once")
     return list(seen.values())

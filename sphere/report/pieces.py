@@ -8,43 +8,63 @@ from typing import Any
 import numpy as np
 
 from sphere.report.run import Curve, Episodes, Run
+from sphere.report.select import own_episodes
 from sphere.runs.provenance import RESUMED, amended
 
 Places = Sequence[tuple[Run, int]]
 """For each task of the whole: the piece that has it, and the number it has there."""
 
 
-def joined(runs: Sequence[Run]) -> list[Run]:
-    """Pieces put together; everything else as it is."""
-    alike: dict[tuple[Any, ...], list[Run]] = {}
+def joined(runs: Sequence[Run], notes: list[str]) -> list[Run]:
+    """Pieces put together, everything else as it is. What is left of pieces that overlap is noted.
+
+    Only where it makes runs comparable: all that have pieces have the same tasks by now, or a whole run has those. Otherwise
+    whoever is ahead would leave the comparison with the others.
+    """
+    pieces: dict[tuple[Any, ...], dict[tuple[str, int], list[Run]]] = {}
+    rest = []
     for run in runs:
-        alone = () if run.protocol == "rl" and run.finished else (run.path,)
-        key = (run.protocol, run.method, run.seed, run.task_steps, run.config["steps_per_task"], *alone)
-        alike.setdefault(key, []).append(run)
-    orders = {frozenset(run.tasks): run.tasks for run in runs}
-    return [whole for pieces in alike.values() for whole in _whole(pieces, orders)]
+        if run.protocol == "rl" and run.finished and all(own_episodes(run, task).size for task in run.tasks):
+            series = pieces.setdefault((run.suite, run.task_steps, run.config["steps_per_task"]), {})
+            rest += _add(series.setdefault((run.method, run.seed), []), run, notes)
+        else:
+            rest.append(run)
+    orders = {frozenset(run.tasks): run.tasks for run in sorted(runs, key=lambda run: run.protocol, reverse=True)}
+    for series in pieces.values():
+        sets = [frozenset(task for run in own for task in run.tasks) for own in series.values()]
+        for own, tasks in zip(series.values(), sets, strict=True):
+            if len(own) > 1 and (tasks in orders or len(set(sets)) == 1):
+                order = orders.setdefault(tasks, tuple(task for run in own for task in run.tasks))
+                rest.append(_whole(own, order))
+            else:
+                rest += own
+    return rest
 
 
-def _whole(pieces: list[Run], orders: Mapping[frozenset[str], tuple[str, ...]]) -> list[Run]:
-    tasks = [task for piece in pieces for task in piece.tasks]
-    if len(pieces) == 1 or len(set(tasks)) < len(tasks):
-        return pieces
-    # as a run that has them all: others are compared with it
-    order = orders.get(frozenset(tasks), tuple(tasks))
+def _add(own: list[Run], run: Run, notes: list[str]) -> list[Run]:
+    """Among the pieces of one method and seed; back comes one that has a task of theirs."""
+    known = [task for piece in own for task in piece.tasks]
+    again = [task for task in run.tasks if task in known]
+    if not again:
+        own.append(run)
+        return []
+    notes.append(f"{run.name} has {', '.join(again)} as other runs of its method and seed have; it stays by itself")
+    return [run]
+
+
+def _whole(pieces: list[Run], order: tuple[str, ...]) -> Run:
     places = [(piece, piece.tasks.index(task)) for task in order for piece in pieces if task in piece.tasks]
     first = pieces[0]
-    return [
-        replace(
-            first,
-            name=f"{first.name} and {len(pieces) - 1} more",
-            tasks=order,
-            config={**first.config, "tasks": list(order)},
-            environment=_environment(places),
-            steps=first.task_steps * len(order),
-            curve=_curve(places),
-            episodes=_episodes(places),
-        )
-    ]
+    return replace(
+        first,
+        name=f"{first.name} and {len(pieces) - 1} more",
+        tasks=order,
+        config={**first.config, "tasks": list(order)},
+        environment=_environment(places),
+        steps=first.task_steps * len(order),
+        curve=_curve(places),
+        episodes=_episodes(places),
+    )
 
 
 def _rows(part: Curve | Episodes, number: int) -> np.ndarray:
@@ -90,6 +110,7 @@ def _environment(places: Places) -> dict[str, Any]:
         changes = _changes(piece.environment)
         for at in sorted(at for at in changes if at <= begin):
             now |= changes[at]
+        now = now or dict.fromkeys(found)  # lost: not known, rather than as before
         found = amended(found, index * piece.task_steps, now)
         for at in sorted(at for at in changes if begin < at < end):
             now |= changes[at]
@@ -97,8 +118,12 @@ def _environment(places: Places) -> dict[str, Any]:
     return found
 
 
-def _changes(environment: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
+def _changes(environment: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
     """By step; whatever else somebody wrote there is passed over."""
     noted = environment.get(RESUMED)
     items = noted.items() if isinstance(noted, Mapping) else ()
-    return {int(at): change for at, change in items if at.isdecimal() and isinstance(change, Mapping)}
+    return {
+        int(at): {name: value for name, value in change.items() if name != RESUMED}
+        for at, change in items
+        if at.isdecimal() and len(at) < 19 and isinstance(change, Mapping)
+    }
