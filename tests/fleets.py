@@ -38,8 +38,9 @@ TINY = FleetConfig(
 
 
 def python_path(first: Path) -> str:
-    """For another process: `first`, then what this one was given."""
-    return os.pathsep.join(filter(None, [str(first), os.environ.get("PYTHONPATH")]))
+    """For another process, in another directory perhaps: `first`, then what this one was given."""
+    given = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    return os.pathsep.join([str(first), *map(os.path.abspath, given)])
 
 
 def write(config: FleetConfig, directory: Path) -> None:

@@ -67,6 +67,7 @@ def test_a_plan_adds_up_what_happens_in_turns_and_only_that(monkeypatch):
     def seconds(update):
         return plan.iteration_seconds(config, horizon=50, groups=3, step=0.01, update=update)
 
+    monkeypatch.setattr(plan.jax, "default_backend", lambda: "cpu")
     assert seconds(0.1) == pytest.approx(collect + 3 * 0.1)
     monkeypatch.setattr(plan.jax, "default_backend", lambda: "gpu")
     assert seconds(0.1) == pytest.approx(collect + 0.1)
