@@ -6,8 +6,10 @@ import os
 import shutil
 import signal
 import sys
+import threading
 import time
 import types
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import fleets
@@ -20,8 +22,10 @@ from fleets import TINY
 from sphere.algos import ppo
 from sphere.envs.pool import WorkerError
 from sphere.runs import record
-from sphere.runs.fleet import Fleet, _threads, divided, workers_of_a_group
+from sphere.runs.fleet import AHEAD, Fleet, _threads, divided, workers_of_a_group
+from sphere.runs.group import Group, Report
 from sphere.runs.loop import NonFinite, train
+from sphere.runs.rollout import Episodes
 from sphere.runs.settings import Boundary, FleetConfig, rebuild, run_name
 
 
@@ -134,6 +138,77 @@ def test_groups_take_turns_on_a_cpu(monkeypatch, backend, threads):
         thread.shutdown(cancel_futures=True)
     assert len(found) == 5
     assert len(set(map(id, found))) == threads
+
+
+class Slow:
+    """A fleet of two groups with a thread each: the first does an iteration when it is told to, the second at once."""
+
+    def __init__(self, directory, monkeypatch):
+        self.fleet = Fleet(dataclasses.replace(TINY, overlap=True, workers=0), directory)
+        self.fleet.threads = [ThreadPoolExecutor(1) for _ in self.fleet.groups]
+        self.may, self.done = threading.Semaphore(0), ([], [])
+        monkeypatch.setattr(Group, "advance", self.advance_group)
+
+    def advance_group(self, group, order):
+        number = self.fleet.groups.index(group)
+        if number == 0:
+            assert self.may.acquire(timeout=60)
+        self.done[number].append(order.iteration)
+        metrics = {"iteration": np.full(len(group.seeds), order.iteration)}
+        return Report(metrics, Episodes(*(np.zeros(0) for _ in Episodes._fields)), None, None)
+
+    def fast(self, count):
+        """Wait until the second group has done so many."""
+        deadline = time.monotonic() + 60
+        while len(self.done[1]) < count and time.monotonic() < deadline:
+            time.sleep(0.001)
+        time.sleep(0.05)  # would it go further?
+        return len(self.done[1])
+
+    def ask(self, ahead):
+        self.may.release()
+        return self.fleet.advance(ahead).metrics["iteration"].tolist()
+
+
+def test_a_fast_group_does_not_wait_for_a_slow_one_but_within_limits(tmp_path, monkeypatch):
+    slow = Slow(tmp_path, monkeypatch)
+    try:
+        left = AHEAD + 5
+        for i in range(left):
+            assert set(slow.ask(left - i - 1)) == {i}
+            assert slow.fast(min(i + 1 + AHEAD, left)) == min(i + 1 + AHEAD, left)
+        assert not slow.fleet.queue
+        assert slow.done == (list(range(left)), list(range(left)))
+    finally:
+        slow.fleet.close()
+
+
+def test_to_stop_the_slow_catch_up_and_what_nobody_has_begun_is_left(tmp_path, monkeypatch):
+    slow = Slow(tmp_path, monkeypatch)
+    begun, go_on, whole = threading.Event(), threading.Event(), Slow.advance_group
+
+    def until_the_fifth(self, group, order):
+        if self.fleet.groups.index(group) == 1 and order.iteration == 4:
+            begun.set()
+            assert go_on.wait(60)
+        return whole(self, group, order)
+
+    monkeypatch.setattr(Slow, "advance_group", until_the_fifth)
+    monkeypatch.setattr(Group, "advance", slow.advance_group)
+    try:
+        assert set(slow.ask(ahead=20)) == {0}
+        assert begun.wait(60)
+        assert set(slow.ask(ahead=0)) == {1}
+        go_on.set()
+        for i in (2, 3, 4):
+            assert slow.fleet.queue
+            assert set(slow.ask(ahead=0)) == {i}
+        assert not slow.fleet.queue
+        assert slow.done == ([0, 1, 2, 3, 4], [0, 1, 2, 3, 4])
+        assert set(slow.ask(ahead=0)) == {5}  # and from there it could go on
+        assert slow.fleet.total_iterations == 6
+    finally:
+        slow.fleet.close()
 
 
 def test_overlap_goes_on_exactly_and_in_one_group_too(tmp_path):

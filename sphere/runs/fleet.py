@@ -24,6 +24,10 @@ TOGETHER = 2
 """Runs of a group where groups overlap. The fewer, the shorter their cores are idle while they learn; but an update of five
 runs takes only half as long again as that of one, so the GPU wants more than one."""
 
+AHEAD = 8
+"""Iterations that a group may have finished before the slowest one. Runs of one task differ by a quarter in what a step
+costs, and who waits leaves cores idle; but before a fleet can stop, all have to be level again."""
+
 
 def _joined(trees: list[Any]) -> Any:
     """Trees of several groups as one: rows after rows."""
@@ -102,7 +106,7 @@ class Fleet:
         self.run_seeds = [seed for seed, _ in config.runs]
         self.groups: list[Group] = []
         self.task_index = self.iteration = self.total_iterations = self.begun = 0
-        self.queue: deque[list[Future]] = deque()  # iterations that were begun and not asked for yet
+        self.queue: deque[tuple[Order, list[Future]]] = deque()  # iterations that were begun and not asked for yet
         self.threads: list[ThreadPoolExecutor | _Here] = []
         try:
             parts = divided(config)
@@ -155,9 +159,10 @@ class Fleet:
         for group in self.groups:
             group.enter(self.task, boundary if self.task_index else None)
 
-    def advance(self, ahead: bool = False) -> Report:
+    def advance(self, ahead: int = 0) -> Report:
         """One iteration of every run, with evaluation and capture where they are due. `ahead`: whoever is done with it may
-        begin the next one, so that another call must follow before anything else is asked of the fleet."""
+        begin so many more (within limits), and these must be asked for before anything else is: `queue` has them. With 0,
+        those that nobody has begun yet are taken back."""
         try:
             return self._advance(ahead)
         except jax.errors.JaxRuntimeError as error:
@@ -170,12 +175,14 @@ class Fleet:
                 ) from error
             raise
 
-    def _advance(self, ahead: bool) -> Report:
+    def _advance(self, ahead: int) -> Report:
         if not self.queue:
             self._begin_iteration()
-        begun = self.queue.popleft()
-        if ahead and len(self.groups) > 1:  # one alone would only be late with its news
+        _, begun = self.queue.popleft()
+        while len(self.queue) < min(ahead, self._lead()):
             self._begin_iteration()
+        if not ahead:
+            self._take_back()
         reports: list[Report] = [future.result() for future in begun]
         self.iteration += 1
         self.total_iterations += 1
@@ -192,6 +199,11 @@ class Fleet:
             None if None in trees else _joined(list(trees)),
         )
 
+    def _lead(self) -> int:
+        if len(self.groups) == 1:
+            return 0  # it would only be late with its news
+        return AHEAD if len(set(map(id, self.threads))) > 1 else 1
+
     def _runs(self) -> list[int]:
         return [len(group.seeds) for group in self.groups]
 
@@ -206,7 +218,18 @@ class Fleet:
             examine=self.task if within in config.evaluations() else None,
             capture=within % config.checkpoint_every == 0 and not last,
         )
-        self.queue.append(self._submit(Group.advance, order))
+        self.queue.append((order, self._submit(Group.advance, order)))
+
+    def _take_back(self) -> None:
+        while self.queue:
+            order, futures = self.queue[-1]
+            taken = [future.cancel() for future in futures]
+            if not all(taken):  # somebody has begun it, so the others have to follow
+                for i in np.flatnonzero(taken):
+                    futures[i] = self.threads[i].submit(Group.advance, self.groups[i], order)
+                return
+            self.queue.pop()
+            self.begun -= 1
 
     def _submit(self, work: Callable[..., Any], *arguments: Any) -> list[Future]:
         return [thread.submit(work, group, *arguments) for group, thread in zip(self.groups, self.threads, strict=True)]

@@ -95,8 +95,8 @@ class Training:
     def iterate(self) -> dict[str, Any] | None:
         """One iteration and its records; the fleet's state afterwards, if a checkpoint is due."""
         fleet = self.fleet
-        last = fleet.iteration + 1 == fleet.config.iterations_per_task
-        done = fleet.advance(ahead=not last and not self.should_stop())
+        left = fleet.config.iterations_per_task - fleet.iteration - 1
+        done = fleet.advance(ahead=0 if self.should_stop() else left)
         values = [
             {f"train/{name}": float(column[r]) for name, column in done.metrics._asdict().items() if name != "finite"}
             for r in range(self.runs)
@@ -141,7 +141,7 @@ class Training:
 
 
 class _StopOnce:
-    """The first Ctrl-C, or SIGTERM (a scheduler's way to say that time is up), asks for an orderly end after this iteration;
+    """The first Ctrl-C, or SIGTERM (a scheduler's way to say that time is up), asks for an orderly end after what has begun;
     another Ctrl-C leaves at once."""
 
     def __init__(self, progress: Progress):
@@ -160,7 +160,7 @@ class _StopOnce:
     def _handle(self, number: int, _: object) -> None:
         if not self.asked:
             self.asked = True
-            self.progress.say("stopping after this iteration, then saving; press Ctrl-C again to leave at once")
+            self.progress.say("stopping: what has begun is finished, then saved; press Ctrl-C again to leave at once")
         elif number == signal.SIGINT:
             raise KeyboardInterrupt
 
