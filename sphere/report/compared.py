@@ -13,11 +13,12 @@ from sphere.report.summary import (
     against,
     averages,
     band,
-    comparable,
     continual,
     metrics,
     on_task,
+    paper_average,
     short,
+    so_far,
 )
 from sphere.report.tables import Cell, Measured, Table, digits
 
@@ -35,7 +36,8 @@ def printed(number: paper.Printed | None) -> Measured | None:
 def per_task_table(comparison: Comparison, protocol: str) -> Table:
     """Success on each task right after its own training, ours and the paper's."""
     methods = [m for m, p, _ in comparison.groups if p == protocol]
-    average = {one.method: one for one in averages(comparison) if one.protocol == protocol}
+    part = so_far(comparison, protocol)
+    average = {one.method: one for one in averages(part or comparison) if one.protocol == protocol}
     columns, blocks = ["task"], []
     for method in methods:
         runs = comparison.group(method, protocol)
@@ -44,13 +46,14 @@ def per_task_table(comparison: Comparison, protocol: str) -> Table:
         ours.append(Measured(average[method].mean.value, average[method].std) if method in average else None)
         names = [short(task) for task in comparison.tasks]
         theirs: list[Cell] = [printed(paper.success(comparison.suite, protocol, method, name)) for name in names]
-        theirs.append(printed(paper.success(comparison.suite, protocol, method)) if comparable(comparison) else None)
+        theirs.append(printed(paper_average(part or comparison, protocol, method)))
         columns.append(method)
         blocks.append(ours)
         if any(cell is not None for cell in theirs):
             columns.append("paper")
             blocks.append(theirs)
-    labels: list[Cell] = [*(short(task) for task in comparison.tasks), "average"]
+    average_of = f"average of the first {len(part.tasks)}" if part else "average"
+    labels: list[Cell] = [*(short(task) for task in comparison.tasks), average_of]
     label = paper.SOURCES.get((comparison.suite, protocol))
     return Table(
         f"{comparison.suite}-{protocol}-tasks",
@@ -126,6 +129,31 @@ def against_table(comparison: Comparison) -> Table:
     return Table(f"{comparison.suite}-against", title, columns, rows, note)
 
 
+def so_far_table(comparison: Comparison, protocol: str) -> Table:
+    """Averages and ratios of what all runs have finished; without rows where there are true ones, or nothing yet."""
+    part = so_far(comparison, protocol)
+    ratios = {one.method: one for one in against(part)} if part else {}
+    rows: list[list[Cell]] = []
+    for one in averages(part) if part else []:
+        versus = ratios.get(one.method)
+        rows.append(
+            [one.method, str(one.runs), Measured(one.mean.value, one.std), spoken(one.mean), printed(one.paper)]
+        )
+        rows[-1] += [spoken(versus.ratio), spoken(versus.improvement)] if versus else [None, None]
+        rows[-1].append(Measured(versus.paper_ratio) if versus and versus.paper_ratio is not None else None)
+    columns = ["method", "runs", "success", "mean, 95% interval", "paper"]
+    columns += ["ratio of averages", "probability of improvement", "paper's ratio"]
+    kept = [i for i in range(len(columns)) if i < 4 or any(row[i] is not None for row in rows)]
+    count = f"the first {len(part.tasks)} of {len(comparison.tasks)} tasks" if part else "no tasks"
+    return Table(
+        f"{comparison.suite}-{protocol}-so-far",
+        f"Average success, {comparison.suite}, {protocol.upper()}, over {count}",
+        tuple(columns[i] for i in kept),
+        [[row[i] for i in kept] for row in rows],
+        "All runs have finished these, none has finished all. Intervals: bootstrap over runs. The paper's: means of its rows.",
+    )
+
+
 def continual_table(comparison: Comparison) -> Table:
     found = continual(comparison)
     left = sorted({short(task) for one in found for task in one.left_out})
@@ -185,6 +213,7 @@ def foretold_table(comparison: Comparison) -> Table:
 def tables(comparison: Comparison) -> list[Table]:
     """All that have rows."""
     every = [average_table(comparison)]
+    every += [so_far_table(comparison, protocol) for protocol in comparison.protocols]
     every += [per_task_table(comparison, protocol) for protocol in comparison.protocols]
     every += [against_table(comparison), continual_table(comparison)]
     every += [diagnostics_table(comparison, protocol) for protocol in comparison.protocols]

@@ -7,8 +7,9 @@ from typing import Any
 import matplotlib
 import numpy as np
 
+from sphere.report.maps import load_map, retention
 from sphere.report.payload import spoken_metric
-from sphere.report.summary import Comparison, averages, band, load_map, metrics, retention, short
+from sphere.report.summary import Comparison, averages, band, metrics, short
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9", "#7A6FF0")
 DASHES = ("-", "-", "-", "-", "--", ":", "-.", "--")

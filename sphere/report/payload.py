@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from sphere.report.maps import load_map
 from sphere.report.run import Run
-from sphere.report.summary import Band, Comparison, averages, band, load_map, metrics, short
+from sphere.report.summary import Band, Comparison, averages, band, metrics, short
 
 MOST_RUNS = 20
 """Runs of a method that are drawn one by one; with more of them, the band says it."""

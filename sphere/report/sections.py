@@ -9,10 +9,12 @@ from sphere.report.compared import (
     diagnostics_table,
     foretold_table,
     per_task_table,
+    so_far_table,
 )
 from sphere.report.elements import EMPTY, Markup, element, joined, plural, region, table
+from sphere.report.maps import retention
 from sphere.report.payload import ROUTER, spoken_metric
-from sphere.report.summary import Against, Comparison, against, averages, metrics, retention, short
+from sphere.report.summary import Against, Comparison, against, averages, metrics, short, so_far
 from sphere.report.tables import Measured, digits
 
 NAMES = {"metaworld": "MetaWorld", "humanoidbench": "HumanoidBench", "probe": "Probe tasks"}
@@ -58,6 +60,7 @@ def section(comparison: Comparison, index: int) -> Markup:
         _averages(comparison),
         element("h3", "Task by task"),
         *(_only(p, table(per_task_table(comparison, p), total=True)) for p in comparison.protocols),
+        *(_only(p, table(one)) for p in comparison.protocols if (one := so_far_table(comparison, p)).rows),
         element("h3", "Learning curves"),
         chart("lines", joined(element("b", "Success"), LINES, numbered(comparison)), success),
         chart("lines", joined(element("b", "Return"), " on the task in training."), "evaluation/return"),
@@ -95,12 +98,13 @@ def headline(comparison: Comparison) -> Markup:
     counts = [plural(len(comparison.methods), "method"), plural(len(comparison.tasks), "task"), plural(runs, "run")]
     counts[1] += f" of {comparison.steps_per_task:,} steps"
     text = ", ".join(counts) + (", all finished. " if done == runs else f", {done} of them finished. ")
-    versus = [one for one in against(comparison) if one.protocol == comparison.protocols[-1]]
-    for one in [one for one in versus if one.method.startswith("SPHERE")][:1] or versus[:2]:
-        text += _against(one)
+    text += _versus(comparison, "Under")
     found = averages(comparison)
     if done == runs and not found:
         text += "They have no evaluations to compare. "
+    elif not found and (part := so_far(comparison, comparison.protocols[-1])):
+        text += "No run has finished all tasks yet. "
+        text += _versus(part, f"Over the first {len(part.tasks)}, under") or "What all have is averaged below. "
     elif not found:
         text += "No run has finished all tasks yet, so there is no average to compare; the curves show what there is. "
     few = min((one.runs for one in found if one.protocol == comparison.protocols[-1]), default=5)
@@ -112,8 +116,14 @@ def headline(comparison: Comparison) -> Markup:
     return element("p", text, class_="lead")
 
 
-def _against(one: Against) -> str:
-    start = f"Under {one.protocol.upper()}, "
+def _versus(comparison: Comparison, begin: str) -> str:
+    versus = [one for one in against(comparison) if one.protocol == comparison.protocols[-1]]
+    chosen = [one for one in versus if one.method.startswith("SPHERE")][:1] or versus[:2]
+    return "".join(_against(one, begin) for one in chosen)
+
+
+def _against(one: Against, begin: str) -> str:
+    start = f"{begin} {one.protocol.upper()}, "
     if not math.isfinite(one.ratio.value):
         return f"{start}{one.other} has no success to compare {one.method} with. "
     start += f"{one.method} reaches {digits(one.ratio.value)} times the success of {one.other}"

@@ -1,14 +1,14 @@
 """What a comparison shows, as plain values: the same numbers for tables, figures and the page."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from sphere.report import paper, scores
 from sphere.report.bootstrap import Interval, improvement, interval, ratio
 from sphere.report.run import Loaded, Run
-from sphere.report.select import Success, after_task, final_scores, own_episodes, own_scores, segment_scores
+from sphere.report.select import Success, final_scores, own_episodes, own_scores, segment_scores
 
 ORDER = (
     *("PPO", "PPO(10x)", "Top-K MoE", "Dense-MoE", "DS-MoE", "SoftMoE", "Expert-choice routing", "LN"),
@@ -30,6 +30,8 @@ class Comparison:
     methods: tuple[str, ...]
     """In the paper's order; a method that it does not have comes after the one whose name it begins with."""
     success: Success = "at-end"
+    whole: tuple[str, ...] | None = None
+    """All tasks, where `tasks` are only those that have been finished."""
 
     def group(self, method: str, protocol: str) -> list[Run]:
         return [run for run in self.runs if (run.method, run.protocol) == (method, protocol)]
@@ -118,16 +120,31 @@ def averages(comparison: Comparison) -> list[Average]:
                 task_std=scores.mean_of_task_deviations(own),
                 iqm=interval(own, scores.iqm_of, independent_tasks=apart),
                 iqr=scores.iqr(own),
-                paper=paper.success(comparison.suite, protocol, method) if comparable(comparison) else None,
+                paper=paper_average(comparison, protocol, method),
             )
         )
     return found
 
 
-def comparable(comparison: Comparison) -> bool:
-    """Whether the paper's averages are of these tasks."""
+def paper_average(comparison: Comparison, protocol: str, method: str) -> paper.Printed | None:
+    """The paper's average, where it is of these tasks; of some of its tasks, the mean of what it prints for them."""
     known = paper.SUCCESS.get((comparison.suite, "crl"), {}).get("SPHERE", {})
-    return {short(task) for task in comparison.tasks} == set(known) - {"average"}
+    if {short(task) for task in comparison.whole or comparison.tasks} != set(known) - {"average"}:
+        return None
+    if comparison.whole is None:
+        return paper.success(comparison.suite, protocol, method)
+    printed = [paper.success(comparison.suite, protocol, method, short(task)) for task in comparison.tasks]
+    means = [one.mean for one in printed if one is not None]
+    return paper.Printed(float(np.mean(means)), float("nan")) if len(means) == len(printed) else None
+
+
+def so_far(comparison: Comparison, protocol: str) -> Comparison | None:
+    """A protocol's runs on the tasks that all of them have finished, while none has finished all. One task is no average."""
+    runs = tuple(run for run in comparison.runs if run.protocol == protocol)
+    done = tuple(task for task in comparison.tasks if all(own_episodes(run, task).size for run in runs))
+    if len(done) < 2 or own_scores(runs, comparison.tasks).scores is not None:
+        return None
+    return replace(comparison, runs=runs, tasks=done, whole=comparison.tasks)
 
 
 @dataclass(frozen=True)
@@ -164,8 +181,8 @@ def against(comparison: Comparison) -> list[Against]:
         if other is None or method == other or ours is None or theirs is None:
             continue
         apart = protocol == "rl"
-        printed = [paper.success(comparison.suite, protocol, name) for name in (method, other)]
-        known = printed[0].mean / printed[1].mean if printed[0] and printed[1] and comparable(comparison) else None
+        printed = [paper_average(comparison, protocol, name) for name in (method, other)]
+        known = printed[0].mean / printed[1].mean if printed[0] and printed[1] and printed[1].mean else None
         found.append(
             Against(
                 method,
@@ -265,43 +282,3 @@ def metrics(runs: Sequence[Run]) -> list[str]:
     """All metrics with a finite value in some run, loads of single experts aside."""
     names = {name for run in runs for name, values in run.curve.values.items() if np.isfinite(values).any()}
     return sorted(name for name in names if "/load/" not in name)
-
-
-@dataclass(frozen=True)
-class Load:
-    """Share of selections that each expert takes, over training: [expert, evaluation]."""
-
-    step: np.ndarray
-    share: np.ndarray
-
-
-def load_map(runs: Sequence[Run], place: str = "heldout") -> Load | None:
-    """Mean over runs. Experts of different runs have nothing to do with each other, so they are sorted by load first."""
-    names = {name for run in runs for name in run.curve.values if name.startswith(f"{place}/load/")}
-    experts = sorted(int(name.rsplit("/", 1)[1]) for name in names)
-    stacks: list[np.ndarray] = []
-    step = np.array([], np.int64)
-    for run in runs:
-        if run.curve.step.size and all(f"{place}/load/{e}" in run.curve.values for e in experts):
-            share = np.stack([run.curve.values[f"{place}/load/{e}"] for e in experts]) if experts else np.array([])
-            if share.size and (not stacks or share.shape == stacks[0].shape):
-                stacks.append(-np.sort(-share, axis=0) if len(runs) > 1 else share)
-                step = run.curve.step
-    return Load(step, np.mean(stacks, axis=0)) if stacks else None
-
-
-def retention(comparison: Comparison, runs: Sequence[Run]) -> np.ndarray | None:
-    """Mean success [after task, on task] over runs; NaN where nothing was evaluated; None if only the diagonal is known."""
-    table = np.array(
-        [
-            [[after_task(run, task, boundary, comparison.success) for task in comparison.tasks] for run in runs]
-            for boundary in range(len(comparison.tasks))
-        ]
-    )
-    known = np.isfinite(table).any(axis=1)
-    if not (known & ~np.eye(len(comparison.tasks), dtype=bool)).any():
-        return None
-    mean = np.full(known.shape, np.nan)
-    for boundary, task in zip(*np.nonzero(known), strict=True):
-        mean[boundary, task] = np.nanmean(table[boundary, :, task])
-    return mean
