@@ -19,7 +19,7 @@ import optax
 import pytest
 
 from sphere.runs import checkpoint
-from sphere.runs.checkpoint import CheckpointError, checkpoints, load_latest, save
+from sphere.runs.checkpoint import CheckpointError, checkpoints, load_latest, save, set_aside
 
 
 class Inner(NamedTuple):
@@ -219,6 +219,19 @@ def test_after_a_fall_back_the_damaged_future_does_not_push_out_the_good_past(tm
     assert load_latest(tmp_path, {"a": np.zeros(2, int)}).step == 100
     save(tmp_path, 150, {"a": np.full(2, 150)}, {})
     assert [path.name[-7:-4] for path in checkpoints(tmp_path)] == ["100", "150"]
+
+
+def test_a_damaged_one_that_was_set_aside_does_not_push_out_the_good_one_either(tmp_path, caplog):
+    """Saved at a stop, say, so that the next regular one comes after it."""
+    for step in (10, 17):
+        save(tmp_path, step, {"a": np.full(2, step)}, {})
+    checkpoints(tmp_path)[1].write_bytes(b"damaged")
+    found = load_latest(tmp_path, {"a": np.zeros(2, int)})
+    set_aside(tmp_path, found.step)
+    assert [path.name[-6:-4] for path in checkpoints(tmp_path)] == ["10"]
+    assert (tmp_path / "checkpoint-000000000017.npz.damaged").read_bytes() == b"damaged"  # as long as nothing is saved
+    save(tmp_path, 20, {"a": np.full(2, 20)}, {})
+    assert sorted(path.name[-6:] for path in tmp_path.iterdir()) == ["10.npz", "20.npz"]
 
 
 def test_a_tree_of_other_settings_is_named_leaf_by_leaf(tmp_path):

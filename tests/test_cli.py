@@ -82,6 +82,7 @@ def test_a_plan_adds_up_what_happens_in_turns_and_only_that(monkeypatch):
         (["train", "--preset", "probe-clr"], "did you mean probe-crl?"),
         (["train", "--preset", "probe-crl", "--tasks", "reach-nort"], "did you mean probe/reach-north?"),
         (["train", "--preset", "probe-crl", "--seeds", "0", "0"], "each seed and each rho once"),
+        (["train", "--preset", "probe-crl", "--seeds", str(2**32)], "below 2**32"),
         (["resume", "nowhere"], "holds no fleet"),
         (["show", "nowhere"], "holds no fleet"),
         (["verify", "update"], "usage: sphere verify update FILE"),

@@ -62,6 +62,14 @@ def test_what_was_exported_is_not_exported_again(fleet, tmp_path):
         assert len(export([tmp_path / "runs"], tmp_path / "runs" / "results")) == 2
 
 
+def test_two_runs_of_one_name_are_refused_before_anything_is_written(fleet, tmp_path):
+    for name in ("a", "b"):
+        shutil.copytree(fleet, tmp_path / name / "first")
+    with pytest.raises(ValueError, match=r"a/first/.* and .*b/first/.* would both become"):
+        export([tmp_path / "a" / "first", tmp_path / "b" / "first"], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("every", "where", "sentence"), [(0, "out", "want 1"), (1, ".", "choose another"), (1, "none", "no run in")]
 )

@@ -1,5 +1,6 @@
 """The report in a real browser, and what a name in a run directory cannot do to it."""
 
+import contextlib
 import json
 import os
 import re
@@ -223,20 +224,40 @@ def test_tsne_panels_from_features(tmp_path):
 # Live
 
 
-@pytest.fixture
-def live(tmp_path):
+@contextlib.contextmanager
+def serving(folder, host):
     """A server on a free port over a directory with one run."""
-    write_run(tmp_path / "runs" / "a", settings(), stop_at=2000)
-    (tmp_path / "secret").write_text("not served")
-    serving = server(Page([tmp_path / "runs"]), "127.0.0.1", 0)
-    thread = threading.Thread(target=serving.serve_forever, kwargs={"poll_interval": 0.05})
+    write_run(folder / "runs" / "a", settings(), stop_at=2000)
+    (folder / "secret").write_text("not served")
+    started = server(Page([folder / "runs"]), host, 0)
+    thread = threading.Thread(target=started.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:
-        yield tmp_path / "runs", f"http://127.0.0.1:{serving.server_address[1]}"
+        yield folder / "runs", f"http://{f'[{host}]' if ':' in host else host}:{started.server_address[1]}"
     finally:
-        serving.shutdown()
+        started.shutdown()
         thread.join()
-        serving.server_close()
+        started.server_close()
+
+
+@pytest.fixture
+def live(tmp_path):
+    with serving(tmp_path, "127.0.0.1") as found:
+        yield found
+
+
+def has_ipv6():
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET6) as tried:
+        tried.bind(("::1", 0))
+        return True
+    return False
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+def test_the_other_loopback_serves_too(tmp_path):
+    with serving(tmp_path, "::1") as (_, url):
+        assert get(url + "/version")[0] == 200
+        assert get(url + "/version", Host="evil.example")[0] == 403
 
 
 def get(url: str, **headers: str) -> tuple[int, str]:

@@ -24,7 +24,7 @@ from sphere.envs.pool import WorkerError
 from sphere.runs import record
 from sphere.runs.fleet import AHEAD, Fleet, _threads, divided, workers_of_a_group
 from sphere.runs.group import Group, Report
-from sphere.runs.loop import NonFinite, train
+from sphere.runs.loop import Interrupted, NonFinite, train
 from sphere.runs.rollout import Episodes
 from sphere.runs.settings import Boundary, FleetConfig, rebuild, run_name
 
@@ -303,6 +303,20 @@ def test_a_missing_gpu_kernel_is_explained(tmp_path, monkeypatch):
         train(dataclasses.replace(TINY, workers=0), tmp_path / "fleet", quiet=True)
 
 
+def test_a_stop_asked_for_in_the_last_iteration_does_not_promise_more(tmp_path, monkeypatch):
+    original = Fleet.advance
+
+    def asked(self, ahead):
+        if self.total_iterations == self.config.iterations_per_task * len(self.config.tasks) - 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        return original(self, ahead)
+
+    monkeypatch.setattr(Fleet, "advance", asked)
+    config = dataclasses.replace(TINY, seeds=(0,), rho=(0.0,), workers=0, steps_per_task=64)
+    with pytest.raises(Interrupted, match="stopped after step 128; all is trained"):
+        train(config, tmp_path / "fleet", quiet=True)
+
+
 @pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
 def test_asked_to_stop_it_saves_and_leaves_and_resume_goes_on(straight, tmp_path, asked):
     fleets.write(TINY, tmp_path / "fleet")
@@ -332,6 +346,54 @@ def test_asked_to_stop_it_saves_and_leaves_and_resume_goes_on(straight, tmp_path
     noted = json.loads(environment.read_text())
     assert noted["python"] == "2.7"
     assert [list(change) for change in noted["resumed"].values()] == [["python"]]
+
+
+def test_a_directory_with_a_fleet_is_refused_and_stays_as_it_is(tmp_path):
+    config = dataclasses.replace(TINY, seeds=(0,), rho=(0.0,), workers=0, steps_per_task=64)
+    train(config, tmp_path / "fleet", quiet=True)
+    before = {path: path.read_bytes() for path in (tmp_path / "fleet").rglob("*") if path.is_file()}
+    for other in ({"steps_per_task": 128}, {"seeds": (1,)}):
+        with pytest.raises(FileExistsError, match="holds a fleet already"):
+            train(dataclasses.replace(config, **other), tmp_path / "fleet", quiet=True)
+    assert {path: path.read_bytes() for path in (tmp_path / "fleet").rglob("*") if path.is_file()} == before
+
+
+def test_a_damaged_checkpoint_is_out_of_the_way_once_the_fleet_goes_on(tmp_path):
+    config = dataclasses.replace(TINY, seeds=(0,), rho=(0.0,), workers=0, checkpoint_every=4)
+    fleets.write(config, tmp_path / "fleet")
+    fleets.cut_after(10, config, tmp_path / "fleet")
+    four, eight = sorted((tmp_path / "fleet").glob("checkpoint-*.npz"))
+    assert (four.stem[-1], eight.stem[-1]) == ("4", "8")
+    eight.write_bytes(b"damaged")
+    fleets.cut_after(2, config, tmp_path / "fleet")
+    assert sorted((tmp_path / "fleet").glob("checkpoint-*.npz")) == [four]
+
+
+def test_who_only_looks_whether_all_is_done_is_not_noted_as_its_machine(tmp_path):
+    config = dataclasses.replace(TINY, seeds=(0,), rho=(0.0,), workers=0, steps_per_task=64)
+    train(config, tmp_path / "fleet", quiet=True)
+    environment = tmp_path / "fleet" / "rho0-seed0" / "environment.json"
+    elsewhere = json.loads(environment.read_text()) | {"device": {"kind": "another"}}
+    environment.write_text(json.dumps(elsewhere))
+    train(config, tmp_path / "fleet", resume=True, quiet=True)
+    assert json.loads(environment.read_text()) == elsewhere
+
+
+def test_closing_a_fleet_waits_for_what_is_running_and_begins_nothing(tmp_path, monkeypatch):
+    slow = Slow(tmp_path, monkeypatch)
+    running, begun = threading.Barrier(3), []
+
+    def half_a_second(group, order):
+        begun.append(order.iteration)
+        running.wait(60)
+        time.sleep(0.5)
+
+    monkeypatch.setattr(Group, "advance", half_a_second)
+    for _ in range(4):
+        slow.fleet._begin_iteration()
+    running.wait(60)
+    slow.fleet.close()
+    assert begun == [0, 0]
 
 
 def test_whoever_has_plans_for_sigterm_keeps_them(tmp_path, monkeypatch):

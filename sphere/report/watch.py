@@ -6,6 +6,7 @@ seconds and loads itself anew when it has changed.
 
 import hashlib
 import os
+import socket
 import threading
 from collections.abc import Sequence
 from http import HTTPStatus
@@ -93,8 +94,11 @@ def server(page: Page, host: str, port: int) -> ThreadingHTTPServer:
         def log_message(self, format: str, *args: object) -> None:
             """A line per request every two seconds would bury everything else."""
 
+    class Server(ThreadingHTTPServer):
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
     try:
-        return ThreadingHTTPServer((host, port), Handler)
+        return Server((host, port), Handler)
     except (OSError, OverflowError) as error:  # the latter: a port beyond 65535
         raise OSError(
             f"cannot serve on {host}:{port} ({getattr(error, 'strerror', None) or error}); choose another --port, or 0 for a "

@@ -30,6 +30,7 @@ from sphere.runs.record import atomic_write
 
 FORMAT = 1
 DIGEST_BYTES = 64  # sha256 in hex
+ASIDE = ".damaged"
 ARRAYS = (jax.Array, np.ndarray, np.generic)
 SCALARS = (bool, int, float, str)
 
@@ -86,10 +87,17 @@ def save(directory: Path, step: int, tree: Any, meta: dict[str, Any]) -> Path:
         _write(file, members)
 
     # A file of a later step is of a future that did not happen: it was damaged, the run resumed before it.
-    for other in checkpoints(directory):
+    for other in [*checkpoints(directory), *directory.glob(f"checkpoint-*.npz{ASIDE}")]:
         if other not in (path, *before[-1:]):
             other.unlink()
     return path
+
+
+def set_aside(directory: Path, step: int) -> None:
+    """Files of later steps are damaged and would push out good ones: no checkpoints any more. The next `save` removes them."""
+    for path in checkpoints(directory):
+        if _step(path) > step:
+            path.rename(path.with_name(path.name + ASIDE))
 
 
 def load_latest(

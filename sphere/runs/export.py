@@ -42,9 +42,15 @@ def export(paths: Iterable[Path], out: Path, every: int = 10) -> list[Path]:
     """Copy runs to `out`, without checkpoints; a report can be made of the copies as of the runs."""
     if every < 1:
         raise ValueError(f"every={every}; want 1 (all training iterations) or more")
+    found: dict[Path, Path] = {}
+    for run, name in runs(paths, out):
+        if out / name in found:
+            raise ValueError(
+                f"{found[out / name]} and {run} would both become {out / name}; export them to different places"
+            )
+        found[out / name] = run
     written = []
-    for run, name in list(runs(paths, out)):
-        target = out / name
+    for target, run in found.items():
         target.mkdir(parents=True, exist_ok=True)
         for file in KEPT:
             if (run / file).exists():

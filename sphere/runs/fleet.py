@@ -78,7 +78,7 @@ class _Here:
             future.set_exception(error)
         return future
 
-    def shutdown(self, cancel_futures: bool) -> None:
+    def shutdown(self, wait: bool, cancel_futures: bool = False) -> None:
         pass
 
 
@@ -121,8 +121,10 @@ class Fleet:
             raise
 
     def close(self) -> None:
+        for thread in self.threads:  # all are told before any is waited for: none begins another iteration
+            thread.shutdown(wait=False, cancel_futures=True)
         for thread in self.threads:
-            thread.shutdown(cancel_futures=True)
+            thread.shutdown(wait=True)
         for group in self.groups:
             group.close()
 
@@ -134,6 +136,10 @@ class Fleet:
     def steps(self) -> int:
         """Environment steps of each run so far."""
         return self.total_iterations * self.config.iteration_steps
+
+    @property
+    def finished(self) -> bool:
+        return self.total_iterations == self.config.iterations_per_task * len(self.config.tasks)
 
     @property
     def state(self) -> ppo.PPOState:

@@ -137,7 +137,8 @@ class Training:
                 self.save(tree)
             if self.should_stop() and not fleet.queue:
                 self.save(fleet.tree())
-                raise Interrupted(f"stopped after step {fleet.steps}; go on with: sphere resume {fleet.directory}")
+                rest = "all is trained" if fleet.finished else f"go on with: sphere resume {fleet.directory}"
+                raise Interrupted(f"stopped after step {fleet.steps}; {rest}")
 
 
 class _StopOnce:
@@ -178,6 +179,10 @@ def train(config: FleetConfig, directory: Path, *, resume: bool = False, quiet: 
     fleet = records = progress = None
     started = time.monotonic()
     try:
+        if not resume and ((directory / "fleet.json").exists() or checkpoint.checkpoints(directory)):
+            raise FileExistsError(
+                f"{directory} holds a fleet already; go on with it by sphere resume, or choose another"
+            )
         runs = len(config.runs)
         fleet = Fleet(config, directory)  # first: settings that it refuses leave nothing behind
         if not resume:
@@ -187,13 +192,14 @@ def train(config: FleetConfig, directory: Path, *, resume: bool = False, quiet: 
         saved = None
         if resume and checkpoint.checkpoints(directory):
             saved = fleet.resume()
+            checkpoint.set_aside(directory, saved.step)
         progress = Progress(total, fleet.steps * runs, quiet=quiet)
         if saved:
-            notes = [*saved.notes, *records.begin(saved.meta["positions"], fleet.steps)]
+            notes = [*saved.notes, *records.begin(saved.meta["positions"], fleet.steps, over=fleet.finished)]
         else:
             notes = records.begin([{} for _ in range(runs)] if resume else None, None)
             fleet.begin_task()
-        if fleet.total_iterations == config.iterations_per_task * len(config.tasks):
+        if fleet.finished:
             notes.append("finished already: nothing is left to train")
         for note in notes:
             progress.say(note)

@@ -67,7 +67,7 @@ class RunDirectory:
             if written := [file.name for file in files if file.exists() and file.stat().st_size]:
                 raise FileExistsError(
                     f"{path} already holds a run ({', '.join(written)}); "
-                    "continue it with --resume, or start another one with a different --out"
+                    "go on with its fleet by sphere resume, or choose another directory"
                 )
             run.truncate({})
             write_json(path / "environment.json", environment)

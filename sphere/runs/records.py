@@ -30,13 +30,14 @@ class Records:
         self.paths = [directory / run_name(seed, rho) for seed, rho in config.runs]
         self.boards: list[EventWriter] = []
 
-    def begin(self, positions: list[dict[str, int]] | None, resumed_at: int | None) -> list[str]:
-        """Open the records, of a resumed fleet cut back to a checkpoint; what is worth telling about that."""
+    def begin(self, positions: list[dict[str, int]] | None, resumed_at: int | None, *, over: bool = False) -> list[str]:
+        """Open the records, of a resumed fleet cut back to a checkpoint; what is worth telling about that. `over`: nothing is
+        going to be trained, so this machine has no part in the numbers."""
         changed: list[str] = []
         for index, run in enumerate(self.runs):
             if positions is not None:
                 run.truncate(positions[index])
-                changed += provenance.resume(run.path, resumed_at or 0, self.environment)
+                changed += [] if over else provenance.resume(run.path, resumed_at or 0, self.environment)
         self.boards = [EventWriter(path, resumed_at=resumed_at) for path in self.paths]
         if not changed:
             return []

@@ -93,8 +93,10 @@ class FleetConfig:
             raise ValueError(f"tasks of several suites cannot follow one another: {', '.join(self.tasks)}")
         if not self.seeds or not self.rho:
             raise ValueError(f"at least one seed and one rho, please: seeds {self.seeds}, rho {self.rho}")
-        if not all(math.isfinite(rho) for rho in self.rho) or min(self.seeds) < 0:
-            raise ValueError(f"seeds are 0 or more and rho is a finite number: seeds {self.seeds}, rho {self.rho}")
+        if not all(math.isfinite(rho) for rho in self.rho) or not all(0 <= seed < 2**32 for seed in self.seeds):
+            raise ValueError(
+                f"seeds are 0 or more, below 2**32, and rho is a finite number: seeds {self.seeds}, rho {self.rho}"
+            )
         if len({run_name(*run) for run in self.runs}) != len(self.runs):
             raise ValueError(
                 f"each seed and each rho once, please (of rho six digits count): seeds {self.seeds}, rho {self.rho}"
