@@ -6,6 +6,7 @@ only at the N*K tokens that were routed and whose cost does not depend on the nu
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -187,8 +188,8 @@ class Penalised(NamedTuple):
     """Values at the parameters before the step."""
 
     loss: Float[Array, ""]
-    penalty: Float[Array, ""]
-    coefficient: Float[Array, ""]  # lambda in L = L_task + lambda * L_penalty
+    penalty: Any  # a number, or a tuple where the penalty has several terms
+    coefficient: Any  # lambda in L = L_task + lambda * L_penalty, one for each term
     aux: Any
 
 
@@ -206,7 +207,7 @@ def global_norm(tree: Any) -> Float[Array, ""]:
 
 
 def _returning_three(function: Callable) -> Callable:
-    def checked(*args: Any) -> tuple[Array, Array, Any]:
+    def checked(*args: Any) -> tuple[Array, Any, Any]:
         result = function(*args)
         if not isinstance(result, tuple) or len(result) != 3:
             raise ValueError("the function must return (task loss, penalty, aux); aux may be None")
@@ -215,8 +216,21 @@ def _returning_three(function: Callable) -> Callable:
     return checked
 
 
+def _for_each(rho: Any, penalty: Any) -> tuple[Any, ...]:
+    """A rho for each term."""
+    count = len(penalty) if isinstance(penalty, tuple) else 1
+    found = rho if isinstance(rho, tuple) else (rho,) * count
+    if len(found) != count:
+        raise ValueError(f"{len(found)} values of rho for a penalty of {count} terms; give one, or one for each")
+    return found
+
+
+def _added(rho: Any, weight: Array, task: Array, extra: Array) -> Array:
+    return jnp.where(rho == 0, task, task + weight * extra)
+
+
 def penalised_value_and_grad(
-    function: Callable[..., tuple[Array, Array, Any]], coefficient: str = "gradient-norm"
+    function: Callable[..., tuple[Array, Any, Any]], coefficient: str = "gradient-norm"
 ) -> Callable[..., tuple[Penalised, Any]]:
     """Gradient of task loss + lambda * penalty, where lambda follows `rho` in one of three ways:
 
@@ -226,7 +240,9 @@ def penalised_value_and_grad(
     - `fixed`: lambda = rho
 
     `function(params, *args)` returns (task loss, penalty, aux); the result is called as `(params, rho, *args)` and returns
-    (values, gradient). `rho` may be traced and of any sign; 0 gives the task's gradient bit for bit.
+    (values, gradient). `rho` may be traced and of any sign; 0 gives the task's gradient bit for bit. A penalty that is a tuple
+    of terms has a lambda for each, and `rho` may be a tuple too: by one lambda for all, the term with the longest gradient
+    would be the only one that is felt.
 
     There is one forward pass once compiled. Where lambda is known from the values, one backward pass follows;
     `gradient-norm` needs both gradients, each by a backward pass of its own: one pass with two stacked cotangents
@@ -237,26 +253,39 @@ def penalised_value_and_grad(
     function = _returning_three(function)
 
     def value_and_grad(params: Any, rho: Any, *args: Any) -> tuple[Penalised, Any]:
-        if jnp.ndim(rho) != 0:
-            raise ValueError(f"rho is one number, not of shape {jnp.shape(rho)}; call as (params, rho, *args)")
+        for one in rho if isinstance(rho, tuple) else (rho,):
+            if jnp.ndim(one) != 0:
+                raise ValueError(f"rho is one number, not of shape {jnp.shape(one)}; call as (params, rho, *args)")
         if coefficient == "gradient-norm":
             # Each by its own backward pass: no work on cotangents that are zero, and the task's gradient is compiled
             # as it would be alone. The compiler finds that both share the forward pass.
             task_of = jax.value_and_grad(lambda params: function(params, *args)[::2], has_aux=True)
             (loss, aux), task = task_of(params)
-            penalty, extra = jax.value_and_grad(lambda params: function(params, *args)[1])(params)
+            penalty, pull = jax.vjp(lambda params: function(params, *args)[1], params)
             task = jax.lax.optimization_barrier(task)  # nothing after it may change how it is rounded
-            weight = rho * global_norm(task) / (global_norm(extra) + 1e-8)
-            grad = jax.tree.map(lambda t, e: jnp.where(rho == 0, t, t + weight * e), task, extra)
+            size, grad = global_norm(task), task
+            if isinstance(penalty, tuple):  # a backward pass for each, without work on cotangents that are zero
+                pulled = [jax.grad(lambda p, i=i: function(p, *args)[1][i])(params) for i in range(len(penalty))]
+            else:
+                pulled = list(pull(jnp.ones_like(penalty)))
+            ratios, weights = _for_each(rho, penalty), []
+            for ratio, extra in zip(ratios, pulled, strict=True):
+                weights.append(ratio * size / (global_norm(extra) + 1e-8))
+                grad = jax.tree.map(partial(_added, ratio, weights[-1]), grad, extra)
+            weight = tuple(weights) if isinstance(penalty, tuple) else weights[0]
         else:
 
-            def both(params: Any) -> tuple[tuple[Array, Array], Any]:
+            def both(params: Any) -> tuple[tuple[Array, Any], Any]:
                 loss, penalty, aux = function(params, *args)
                 return (loss, penalty), aux
 
             (loss, penalty), pull, aux = jax.vjp(both, params, has_aux=True)
             one = jnp.ones_like(loss)
-            weight = rho * (jnp.abs(loss) / (penalty + 1e-8) if coefficient == "loss-ratio" else one)
+            weights = [
+                ratio * (jnp.abs(loss) / (term + 1e-8) if coefficient == "loss-ratio" else one)
+                for ratio, term in zip(_for_each(rho, penalty), jax.tree.leaves(penalty), strict=True)
+            ]
+            weight = tuple(weights) if isinstance(penalty, tuple) else weights[0]
             (grad,) = pull((one, weight))
         return Penalised(loss, penalty, weight, aux), grad
 

@@ -53,7 +53,12 @@ class PenaltyConfig:
     target_scale: float = 1.0
     """fixed-scale: alpha in ||A - alpha I||^2."""
     entropy_weight: float = 1.0
-    """layer-entropy: weight of the entropy of the layers' shares of the NTK's trace."""
+    """layer-entropy: strength of the entropy of the layers' shares of the NTK's trace beside SPHERE's."""
+
+    @property
+    def strengths(self) -> tuple[float, ...] | None:
+        """Of the terms, where there are several, beside each other; each has a coefficient of its own."""
+        return {"feature+gradient": (1.0, 1.0), "layer-entropy": (1.0, self.entropy_weight)}.get(self.variant)
 
 
 def layer_gram(trace: Trace, layer: int = -1) -> Gram:
@@ -106,7 +111,7 @@ def layer_entropy(net: Callable, x: Float[Array, "n obs"], trace: Trace) -> Floa
     return -jnp.sum(jnp.where(alpha > 0, alpha * jnp.log(jnp.where(alpha > 0, alpha, 1.0)), 0.0))
 
 
-VARIANTS: dict[str, Callable[[PenaltyConfig, Callable, Array, Trace], Array]] = {
+VARIANTS: dict[str, Callable[[PenaltyConfig, Callable, Array, Trace], Array | tuple[Array, ...]]] = {
     "last": lambda c, net, x, t: anisotropy(layer_gram(t)),
     "scale-free": lambda c, net, x, t: scale_free(layer_gram(t)),
     "fixed-scale": lambda c, net, x, t: fixed_scale(layer_gram(t), c.target_scale),
@@ -118,10 +123,10 @@ VARIANTS: dict[str, Callable[[PenaltyConfig, Callable, Array, Trace], Array]] = 
     "unweighted": lambda c, net, x, t: anisotropy(gram(t.features.reshape(x.shape[0], -1))),
     "gate": lambda c, net, x, t: gate_only(t),
     "gradient": lambda c, net, x, t: anisotropy(gradient_gram(net, x)),
-    "feature+gradient": lambda c, net, x, t: anisotropy(layer_gram(t)) + anisotropy(gradient_gram(net, x)),
+    "feature+gradient": lambda c, net, x, t: (anisotropy(layer_gram(t)), anisotropy(gradient_gram(net, x))),
     "kronecker": lambda c, net, x, t: anisotropy(kronecker_gram(layer_gram(t), gradient_gram(net, x))),
     "khatri-rao": lambda c, net, x, t: anisotropy(khatri_rao_gram(feature_blocks(t), gradient_blocks(net, x))),
-    "layer-entropy": lambda c, net, x, t: anisotropy(layer_gram(t)) - c.entropy_weight * layer_entropy(net, x, t),
+    "layer-entropy": lambda c, net, x, t: (anisotropy(layer_gram(t)), -layer_entropy(net, x, t)),
 }
 ALL_EXPERTS = frozenset({"unweighted", "gradient", "feature+gradient", "kronecker", "khatri-rao"})
 """Variants that look at experts which the gate did not choose; the network must be computed densely."""
@@ -129,6 +134,16 @@ ALL_EXPERTS = frozenset({"unweighted", "gradient", "feature+gradient", "kronecke
 
 def penalty(config: PenaltyConfig, net: Callable, x: Float[Array, "n obs"], trace: Trace) -> Float[Array, ""]:
     """The penalty of one network on one batch. `trace` is that of `net(x)`, so that the forward pass is not done twice."""
+    found = terms(config, net, x, trace)
+    if not isinstance(found, tuple):
+        return found
+    return sum((s * term for s, term in zip(config.strengths or (), found, strict=True)), start=jnp.zeros(()))
+
+
+def terms(
+    config: PenaltyConfig, net: Callable, x: Float[Array, "n obs"], trace: Trace
+) -> Float[Array, ""] | tuple[Float[Array, ""], ...]:
+    """The penalty, or its terms where it has several, to be weighted one by one."""
     if config.variant not in VARIANTS:
         raise ValueError(f"penalty variant {config.variant!r} is not known; use one of {', '.join(VARIANTS)}")
     if config.variant in ALL_EXPERTS and not trace.complete:

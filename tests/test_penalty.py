@@ -1,6 +1,7 @@
 """The penalty against the materialised Gram matrix, its routes against each other, its variants against formed matrices."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import equinox as eqx
 import jax
@@ -13,9 +14,11 @@ from networks import forward, network, np_forward, states
 
 import sphere
 from sphere import penalty as penalties
+from sphere.mitigations.method import Look
+from sphere.mitigations.sphere import Sphere
 from sphere.nets import expert_signals
 from sphere.penalty import Gram, penalised_value_and_grad, routed_gram, scale_free
-from sphere.variants import ALL_EXPERTS, VARIANTS, PenaltyConfig, penalty
+from sphere.variants import ALL_EXPERTS, VARIANTS, PenaltyConfig, penalty, terms
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -296,11 +299,69 @@ def test_coefficient_modes(mode, rho):
     np.testing.assert_allclose(values.aux, hidden, rtol=1e-12)
 
 
+def three_losses(params, x):
+    """The second term's gradient is a thousand times as long as the first's."""
+    loss, first, hidden = two_losses(params, x)
+    return loss, (first, 1e3 * jnp.mean(jnp.cos(hidden) ** 2)), hidden
+
+
+@pytest.mark.parametrize("rho", [0.3, (0.3, -0.1), (0.0, 0.2)])
+@pytest.mark.parametrize("mode", ["gradient-norm", "loss-ratio", "fixed"])
+def test_terms_of_a_penalty_have_a_coefficient_each(mode, rho):
+    params, x = problem()
+    values, got = jax.jit(penalised_value_and_grad(three_losses, mode))(params, rho, x)
+    loss, sizes, _ = three_losses(params, x)
+    task = jax.grad(lambda p: three_losses(p, x)[0])(params)
+    want, coefficients = dict(task), []
+    for i, (ratio, size) in enumerate(zip(rho if isinstance(rho, tuple) else (rho, rho), sizes, strict=True)):
+        extra = jax.grad(lambda p, i=i: three_losses(p, x)[1][i])(params)
+        norms = [np.sqrt(sum(np.sum(np.square(leaf)) for leaf in g.values()) + 1e-8) for g in (task, extra)]
+        coefficients.append(
+            ratio
+            * {"gradient-norm": norms[0] / (norms[1] + 1e-8), "loss-ratio": abs(loss) / (size + 1e-8), "fixed": 1}[mode]
+        )
+        want = {name: want[name] + coefficients[-1] * extra[name] for name in want}
+    np.testing.assert_allclose(values.coefficient, coefficients, rtol=1e-12)
+    np.testing.assert_allclose(values.penalty, sizes, rtol=1e-12)
+    for name in params:
+        np.testing.assert_allclose(got[name], want[name], rtol=1e-10)
+
+
+@pytest.mark.parametrize(("variant", "weight"), [("feature+gradient", 1.0), ("layer-entropy", 0.5)])
+def test_in_training_each_term_is_felt_as_rho_says(variant, weight):
+    """Both gradients are rho times as long as the task's, however long they are by themselves."""
+    params, static = eqx.partition(network("top-k", width=16), eqx.is_inexact_array)
+    x, config = states(32), PenaltyConfig(variant=variant, entropy_weight=0.5)
+
+    def function(params):
+        net = eqx.combine(params, static)
+        output, trace = net(x)
+        look = Look("actor", SimpleNamespace(trunk=net), net, x, trace, None, lambda params: params)
+        return jnp.mean(jnp.sin(output)), look, None
+
+    def part(params, i):
+        look = function(params)[1]
+        return terms(config, look.raw, x, look.trace)[i]
+
+    values, got = jax.jit(Sphere(config).gradient("actor", function))(params, 0.1)
+    task = jax.jit(jax.grad(lambda params: function(params)[0]))(params)
+    parts = [jax.jit(jax.grad(part), static_argnums=1)(params, i) for i in range(2)]
+    want, length = task, float(penalties.global_norm(task))
+    for strength, part in zip((0.1, 0.1 * weight), parts, strict=True):
+        share = strength * length / float(penalties.global_norm(part))
+        want = jax.tree.map(lambda w, p, share=share: w + share * p, want, part)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-9)
+    assert np.ndim(values.penalty) == np.ndim(values.coefficient) == 0
+
+
 def test_what_is_called_wrongly_is_told():
     with pytest.raises(ValueError, match="aux may be None"):
         penalised_value_and_grad(lambda p: (p @ p, p @ p))(jnp.ones(2), 0.1)
     with pytest.raises(ValueError, match="rho is one number"):
         penalised_value_and_grad(lambda p, x: (p @ x, p @ x, None))(jnp.ones(2), jnp.ones(2), 0.1)
+    with pytest.raises(ValueError, match="3 values of rho for a penalty of 1 terms"):
+        penalised_value_and_grad(lambda p: (p @ p, p @ p, None))(jnp.ones(2), (0.1, 0.1, 0.1))
 
 
 @pytest.mark.parametrize("size", [1.0, 1e-4, 1e-6])

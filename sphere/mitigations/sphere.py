@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from sphere.mitigations.method import Look, Method, Role, placed
 from sphere.nets import NetConfig
-from sphere.penalty import penalised_value_and_grad
-from sphere.variants import ALL_EXPERTS, PenaltyConfig, penalty
+from sphere.penalty import Penalised, penalised_value_and_grad
+from sphere.variants import ALL_EXPERTS, PenaltyConfig, terms
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,14 @@ class Sphere(Method):
         def both(params: Any) -> tuple[Any, Any, Any]:
             look: Look
             loss, look, aux = function(params)
-            return loss, penalty(self.penalty, look.net.trunk, look.obs, look.trace), aux
+            return loss, terms(self.penalty, look.net.trunk, look.obs, look.trace), aux
 
-        return penalised_value_and_grad(both, self.penalty.coefficient)
+        balanced, strengths = penalised_value_and_grad(both, self.penalty.coefficient), self.penalty.strengths
+        if strengths is None:
+            return balanced
+
+        def each(params: Any, rho: Any) -> tuple[Penalised, Any]:
+            values, grad = balanced(params, tuple(rho * strength for strength in strengths))
+            return values._replace(penalty=sum(values.penalty), coefficient=sum(values.coefficient)), grad
+
+        return each
