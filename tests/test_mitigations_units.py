@@ -224,6 +224,8 @@ def test_impossible_settings_are_answered_in_a_sentence():
         CBP(replacement_rate=2)
     with pytest.raises(ValueError, match="period=0"):
         ReDo(period=0)
+    with pytest.raises(ValueError, match="window=0"):
+        ReDo(window=0)
 
 
 # ReDo -------------------------------------------------------------------------------------------------------------------
@@ -231,12 +233,13 @@ def test_impossible_settings_are_answered_in_a_sentence():
 
 @pytest.mark.parametrize("kind", ["mlp", "top-k", "soft"])
 def test_redo_masks_redraws_and_forgets(kind):
-    method = ReDo(tau=0.3, period=7)
+    method = ReDo(tau=0.3, period=7, window=1)
     nets = pair(kind, width=12, experts=4, top_k=1, layer_norm=kind == "top-k", depth=2)
+    own = method.init(nets, jax.random.key(0))
     weights = moments_of(nets)
     obs = networks.states(5)
     trace = looked_at(nets, obs)
-    after = jax.jit(lambda steps: method.after(None, weights, step_of(nets, trace, jax.random.key(3), steps)))
+    after = jax.jit(lambda steps: method.after(own, weights, step_of(nets, trace, jax.random.key(3), steps)))
     for steps in (0, 5, 7):  # not due
         done = after(steps)
         assert done.replaced == 0
@@ -290,11 +293,7 @@ def test_redo_masks_redraws_and_forgets(kind):
                         else:
                             np.testing.assert_array_equal(into[:, dormant], 0)
                         np.testing.assert_array_equal(np.asarray(new.hidden[layer].bias)[e][dormant], 0)
-                        rows = np.asarray(out.kernel)[e][dormant]
-                        if layer + 1 == len(
-                            means_of
-                        ):  # elsewhere a dormant unit of the next layer redraws its own column
-                            np.testing.assert_array_equal(rows, 0)
+                        np.testing.assert_array_equal(np.asarray(out.kernel)[e][dormant], 0)
                         if new.norms:
                             np.testing.assert_array_equal(np.asarray(new.norms[layer].scale)[e][dormant], number == 0)
                 np.testing.assert_array_equal(now[0][part].head.bias, before[0][part].head.bias)
@@ -303,6 +302,36 @@ def test_redo_masks_redraws_and_forgets(kind):
     assert kept > 5
     if kind == "top-k":
         assert min(samples["expert"]) == 0  # an expert without samples was there, and stayed
+
+
+@pytest.mark.parametrize("kind", ["mlp", "top-k", "soft"])
+def test_redo_judges_by_all_samples_of_its_last_minibatches(kind):
+    """Three of them are one that is three times as large; what came before them does not count, nor what came before the last
+    time."""
+    nets = pair(kind, width=12, experts=4, top_k=1, depth=2)
+    weights = moments_of(nets)
+    obs = [networks.states(4, seed=i) for i in range(5)]
+    traces = [looked_at(nets, one) for one in obs]
+    together = looked_at(nets, jnp.concatenate(obs[2:]))
+    key = jax.random.key(3)
+
+    def stepped(method):
+        return jax.jit(lambda own, trace, steps: method.after(own, weights, step_of(nets, trace, key, steps)))
+
+    once, several = (stepped(ReDo(tau=0.3, period=5, window=window)) for window in (1, 3))
+    fresh = ReDo().init(nets, key)
+    want = once(fresh, together, 4)
+    for start in (0, 5):  # a second time as the first
+        own = fresh
+        for steps, trace in enumerate(traces):
+            done = several(own, trace, start + steps)
+            own = done.own
+        assert done.replaced == want.replaced > 3
+        for a, b in zip(jax.tree.leaves(done.weights), jax.tree.leaves(want.weights), strict=True):
+            np.testing.assert_array_equal(a, b)
+        for a, b in zip(jax.tree.leaves(own), jax.tree.leaves(fresh), strict=True):
+            np.testing.assert_array_equal(a, b)
+    assert once(fresh, traces[-1], 4).replaced != want.replaced  # that one alone says something else
 
 
 def test_replanting_touches_one_unit_and_its_weights_only():

@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from sphere.mitigations.method import After, Method, Role, Step, Weights, placed
 from sphere.mitigations.units import Activity, activity, cut, mlps, replanted, with_mlps
+from sphere.nets import MLP
 from sphere.variants import Placement
 
 WITHIN_TWO = 0.87962566103423978
@@ -18,14 +19,14 @@ WITHIN_TWO = 0.87962566103423978
 
 def dormant(seen: Activity, layer: int, tau: float) -> Bool[Array, "experts width"]:
     """Score mean|h_i| / (layer mean of mean|h| + 1e-9) <= tau; never of an expert without samples."""
-    mean = seen.mean[layer]
+    mean = seen.mean[layer]  # by expert: what another one does says nothing about it
     score = mean / (jnp.mean(mean, axis=1, keepdims=True) + 1e-9)
     return (score <= tau) & seen.seen[:, None]
 
 
 @dataclass(frozen=True)
 class ReDo(Method):
-    """Every `period` steps, units that a minibatch found dormant are drawn anew and their moments forgotten."""
+    """Every `period` steps, units that the last minibatches found dormant are drawn anew and their moments forgotten."""
 
     name: ClassVar[str] = "redo"
 
@@ -33,37 +34,59 @@ class ReDo(Method):
     """Largest score of a dormant unit: its activity against the mean of its layer."""
     period: int = 1000
     """Gradient steps from one time to the next."""
+    window: int = 32
+    """Minibatches up to that time by which activity is judged. In one alone an expert may have a sample or two, and of
+    its units half are silent on any single sample."""
     placement: Placement = "both"
 
     def __post_init__(self) -> None:
-        if self.period < 1:
-            raise ValueError(f"redo: period={self.period}; wanted 1 or more steps")
+        if self.period < 1 or self.window < 1:
+            raise ValueError(f"redo: period={self.period}, window={self.window}; wanted 1 or more steps of each")
+
+    def init(self, nets: dict[Role, Any], key: PRNGKeyArray) -> Any:
+        def none(mlp: MLP) -> Activity:
+            shapes = [layer.bias.shape for layer in mlp.hidden if layer.bias is not None]
+            return Activity(tuple(jnp.zeros(shape) for shape in shapes), jnp.zeros(mlp.head.kernel.shape[0]))
+
+        return {role: {part: none(mlp) for part, mlp in mlps(nets[role]).items()} for role in placed(self.placement)}
 
     def after(self, own: Any, weights: dict[Role, Weights], step: Step) -> After:
-        roles = placed(self.placement)
+        near = step.steps % self.period >= self.period - min(self.window, self.period)
         due = (step.steps + 1) % self.period == 0
 
-        def renew(weights: dict[Role, Weights]) -> tuple[dict[Role, Weights], Float[Array, ""]]:
+        def renew(own: Any, weights: dict[Role, Weights]) -> tuple[Any, dict[Role, Weights], Float[Array, ""]]:
             changed, total = {}, jnp.zeros(())
-            for i, role in enumerate(roles):
-                changed[role], count = self._renewed(role, weights[role], step, jax.random.fold_in(step.key, i))
+            for i, role in enumerate(own):
+                key = jax.random.fold_in(step.key, i)
+                changed[role], count = self._renewed(role, weights[role], own[role], step, key)
                 total += count
-            return changed, total
+            return jax.tree.map(jnp.zeros_like, own), changed, total
 
-        mine = {role: weights[role] for role in roles}
-        changed, count = jax.lax.cond(due, renew, lambda weights: (weights, jnp.zeros(())), mine)
+        def look(own: Any, weights: dict[Role, Weights]) -> tuple[Any, dict[Role, Weights], Float[Array, ""]]:
+            now = {role: {part: activity(step.trace[role], part) for part in own[role]} for role in own}
+            return jax.lax.cond(due, renew, nothing, jax.tree.map(jnp.add, own, now), weights)
+
+        def nothing(own: Any, weights: dict[Role, Weights]) -> tuple[Any, dict[Role, Weights], Float[Array, ""]]:
+            return own, weights, jnp.zeros(())
+
+        mine = {role: weights[role] for role in own}
+        own, changed, count = jax.lax.cond(near, look, nothing, own, mine)
         return After(own, {**weights, **changed}, count)
 
-    def _renewed(self, role: Role, weights: Weights, step: Step, key: PRNGKeyArray) -> tuple[Weights, Float[Array, ""]]:
+    def _renewed(
+        self, role: Role, weights: Weights, seen: dict[str, Activity], step: Step, key: PRNGKeyArray
+    ) -> tuple[Weights, Float[Array, ""]]:
         nets = [step.unpack[role](tree) for tree in weights]
         params, *moments = (mlps(net) for net in nets)
         shapes = [layer.kernel.shape for mlp in params.values() for layer in mlp.hidden]
         drawn = cut(jax.random.truncated_normal(key, -2, 2, (sum(map(math.prod, shapes)),)), shapes)
         count = jnp.zeros(())
         for part in params:
-            seen = activity(step.trace[role], part)
-            for i in range(len(params[part].hidden)):
-                units, normal = dormant(seen, i, self.tau), next(drawn)
+            normals = [next(drawn) for _ in params[part].hidden]
+            for i in reversed(
+                range(len(normals))
+            ):  # outgoing weights become 0 after those of the next layer were drawn
+                units, normal = dormant(seen[part], i, self.tau), normals[i]
                 params[part] = replanted(params[part], i, units, normal / (WITHIN_TWO * math.sqrt(normal.shape[-2])))
                 for moment in moments:
                     moment[part] = replanted(moment[part], i, units, jnp.zeros_like(normal), scale=0.0)

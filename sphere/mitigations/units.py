@@ -45,17 +45,28 @@ def _alone(mlp: MLP) -> bool:
 class Activity(NamedTuple):
     """Of the hidden units of one part, by the samples that met them."""
 
-    mean: tuple[Float[Array, "experts width"], ...]
-    """Mean |h| of every hidden layer; 0 for an expert without samples."""
-    seen: Bool[Array, " experts"]
-    """Whether the expert had any sample: without, there is no evidence about its units."""
+    total: tuple[Float[Array, "experts width"], ...]
+    """Sum of |h| over them, of every hidden layer."""
+    tokens: Float[Array, " experts"]
+    """How many samples the expert had: without any, there is no evidence about its units."""
+
+    @property
+    def seen(self) -> Bool[Array, " experts"]:
+        return self.tokens > 0
+
+    @property
+    def mean(self) -> tuple[Float[Array, "experts width"], ...]:
+        """Mean |h|; 0 for an expert without samples."""
+        count = jnp.maximum(self.tokens, 1)[:, None]
+        return tuple(total / count for total in self.total)
 
 
 def activity(trace: Trace, part: str) -> Activity:
     layers = [layer for layer in trace.layers if layer.part == part and layer.kind == "linear"]
     hidden = [jnp.abs(layer.input) for layer in layers[1:]]  # what a layer reads are the units of the one before
     if part == "gate" or trace.routing is None:
-        return Activity(tuple(jnp.mean(h, axis=0) for h in hidden), jnp.ones(1, bool))
+        count = jnp.full(1, len(hidden[0]), hidden[0].dtype) if hidden else jnp.ones(1)
+        return Activity(tuple(jnp.sum(h, axis=0) for h in hidden), count)
     if trace.aligned:
         met = trace.routing.chosen.astype(hidden[0].dtype)[:, :, None]  # [n, slots, 1], slot e is expert e
         tokens = jnp.sum(met, axis=(0, 2))
@@ -64,8 +75,7 @@ def activity(trace: Trace, part: str) -> Activity:
         hot = jax.nn.one_hot(trace.expert, trace.num_experts, dtype=hidden[0].dtype)  # no row for an empty slot
         tokens = jnp.sum(hot, axis=(0, 1))
         sums = [jnp.einsum("nke,nkw->ew", hot, h) for h in hidden]
-    count = jnp.maximum(tokens, 1)[:, None]
-    return Activity(tuple(total / count for total in sums), tokens > 0)
+    return Activity(tuple(sums), tokens)
 
 
 def replanted(
