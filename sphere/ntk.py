@@ -54,10 +54,15 @@ def _chunk(net: Any, n: int, batch_size: int | None) -> int:
 def factors(net: Callable, x: Float[Array, "n obs"], batch_size: int | None = None) -> tuple[Factor, ...]:
     """Inputs and signals of every layer of one trunk; `batch_size` bounds the samples per pass, not the result."""
     chunk = _chunk(net, x.shape[0], batch_size)
+    together = isinstance(getattr(net, "router", None), ExpertChoice)
     parts = []
     for start in range(0, x.shape[0], chunk):
         states = x[start : start + chunk]
-        parts.append((net(states)[1].layers, output_signals(net, states)))
+        count = len(states)
+        if count < chunk and not together:  # by its size a network may choose another form for its last samples
+            states = jnp.concatenate([states, jnp.broadcast_to(states[:1], (chunk - count, x.shape[1]))])
+        found = (net(states)[1].layers, output_signals(net, states))
+        parts.append(jax.tree.map(lambda leaf, count=count: leaf[:count], found))
     layers, signals = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts) if len(parts) > 1 else parts[0]
     return tuple(Factor(layer, signal) for layer, signal in zip(layers, signals, strict=True))
 

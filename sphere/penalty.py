@@ -97,6 +97,9 @@ def spread(
 ) -> Float[Array, "n experts width"]:
     """Features by expert, zeros where an expert was not chosen: Phi before it is flattened."""
     rows = jnp.arange(features.shape[0])[:, None]
+    experts = jnp.where(
+        experts < 0, num_experts, experts
+    )  # which would count from the end; beyond it, they are dropped
     empty = jnp.zeros((features.shape[0], num_experts, features.shape[2]), features.dtype)
     return empty.at[rows, experts].add(features, mode="drop")
 
@@ -282,7 +285,7 @@ def penalised_value_and_grad(
             (loss, penalty), pull, aux = jax.vjp(both, params, has_aux=True)
             one = jnp.ones_like(loss)
             weights = [
-                ratio * (jnp.abs(loss) / (term + 1e-8) if coefficient == "loss-ratio" else one)
+                ratio * (jnp.abs(loss) / (jnp.maximum(term, 0) + 1e-8) if coefficient == "loss-ratio" else one)
                 for ratio, term in zip(_for_each(rho, penalty), jax.tree.leaves(penalty), strict=True)
             ]
             weight = tuple(weights) if isinstance(penalty, tuple) else weights[0]

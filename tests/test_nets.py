@@ -204,3 +204,20 @@ def test_wrong_number_of_taps_is_refused():
     net, x = network("mlp"), states()
     with pytest.raises(ValueError, match="make them with"):
         net(x, (*zero_taps(net, x), jnp.zeros(())))
+
+
+def test_a_sharp_gate_chooses_by_its_logits():
+    """Probabilities of all but one expert may be zero in float32, and say nothing about which are the next."""
+    net = network("deepseek", temperature=1e-3)
+    routing = net(states(64))[1].routing
+    chosen, logits = np.asarray(routing.chosen), np.asarray(routing.logits)
+    best = np.argsort(-logits, axis=1)[:, : net.router.top_k]
+    want = np.zeros_like(chosen)
+    want[:, : net.router.shared] = True
+    np.put_along_axis(want, net.router.shared + best, True, axis=1)
+    np.testing.assert_array_equal(chosen, want)
+
+
+def test_capacity_is_not_rounded_up_by_rounding():
+    router = network("expert-choice", experts=11, capacity=2.2).router
+    assert [router._take(size) for size in (50, 51)] == [10, 11]

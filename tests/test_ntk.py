@@ -38,6 +38,15 @@ def test_batched_evaluation_gives_the_same_numbers(kind):
         np.testing.assert_allclose(eqx.filter_jit(ntk.gram)(net, x, batch_size=size), whole, atol=1e-12)
 
 
+def test_a_last_batch_that_a_network_would_compute_in_another_form():
+    net, x = network("top-k", experts=10, width=256, depth=1, compute="auto"), states(300)
+    forms = {net(x[:count])[1].aligned for count in (128, 44)}
+    if jax.default_backend() == "cpu":
+        assert len(forms) == 2
+    whole = eqx.filter_jit(ntk.gram)(net, x)
+    np.testing.assert_allclose(eqx.filter_jit(ntk.gram)(net, x, batch_size=128), whole, atol=1e-11)
+
+
 @pytest.mark.parametrize("kind", ["mlp", "top-k", "soft"])
 def test_gate_and_expert_blocks(kind):
     net, x = network(kind), states()

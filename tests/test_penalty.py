@@ -107,6 +107,17 @@ def test_three_routes_agree_with_ties_and_unused_experts(num_experts):
     np.testing.assert_allclose(sphere.routed_penalty(f, e, num_experts), want, rtol=1e-10)
 
 
+@pytest.mark.parametrize("empty", [-1, 4])
+def test_a_place_without_an_expert_counts_nowhere(empty):
+    features, experts = routed(9, 2, 3, 4, seed=0)
+    experts[2, 1] = experts[5, 0] = empty
+    without = np.where((experts == empty)[:, :, None], 0, features)
+    want = brute(materialise(without, np.where(experts == empty, 0, experts), 4))
+    for route in ("routed", "dense"):
+        got = penalties.anisotropy(routed_gram(jnp.asarray(features), jnp.asarray(experts), 4, route))
+        np.testing.assert_allclose(got, want, rtol=1e-10)
+
+
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 9), st.integers(1, 6), st.integers(1, 4), st.integers(0, 10**6))
 def test_routed_gram_on_random_shapes(n, num_experts, width, seed):

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -165,6 +166,16 @@ def test_a_run_that_lags_behind_does_not_empty_the_table(tmp_path):
     write_run(tmp_path / "runs" / "late", settings(9, 0.0), stop_at=1000)
     (comparison,) = comparisons(load([tmp_path]))
     assert foretold(comparison) == whole
+
+
+def test_a_run_that_one_method_lacks_does_not_make_methods_independent(tmp_path):
+    """The same numbers in three methods are one coincidence, with or without one of the runs."""
+    write(tmp_path, lambda seed, task, rho: seed, lambda seed, task, rho: seed, rhos=[0.0, 0.1, 0.2])
+    shutil.rmtree(tmp_path / "rho0.2-seed4")
+    (comparison,) = comparisons(load([tmp_path]))
+    found = {one.metric: one for one in foretold(comparison)}["online/ntk_rank"]
+    assert found.success.pairs == 3 * 4 * 2  # methods, seeds that all have, tasks
+    assert found.success.p > 1 / 24 - 0.01
 
 
 def test_beginnings_at_different_steps_or_at_the_end_are_not_compared(tmp_path):

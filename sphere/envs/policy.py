@@ -101,9 +101,9 @@ class Actor:
         return self._mix(x, softmax(logits[np.arange(len(x))[:, None], expert]), expert)
 
     def _deepseek(self, x: np.ndarray) -> np.ndarray:
-        probability = softmax(self.gate(x) / self.temperature)
-        expert = np.argsort(-probability, axis=1, kind="stable")[:, : self.spec.top_k]
-        weight = probability[np.arange(len(x))[:, None], expert]
+        logits = self.gate(x) / self.temperature
+        expert = np.argsort(-logits, axis=1, kind="stable")[:, : self.spec.top_k]
+        weight = softmax(logits)[np.arange(len(x))[:, None], expert]
         on = np.tile(np.arange(self.spec.shared), (len(x), 1))
         ones = np.ones(on.shape, np.float32)
         return self._mix(x, np.concatenate([ones, weight], 1), np.concatenate([on, self.spec.shared + expert], 1))

@@ -90,7 +90,8 @@ class DeepSeek(eqx.Module):
         logits = logits / jax.lax.stop_gradient(self.temperature)
         n, routed = logits.shape
         probability = jax.nn.softmax(logits)
-        weight, expert = jax.lax.top_k(probability, self.top_k)
+        expert = jax.lax.top_k(logits, self.top_k)[1]  # of probabilities many may be 0, and then all alike
+        weight = jnp.take_along_axis(probability, expert, axis=1)
         on = jnp.broadcast_to(jnp.arange(self.shared), (n, self.shared))
         weight = jnp.concatenate([jnp.ones((n, self.shared), weight.dtype), weight], axis=1)
         expert = jnp.concatenate([on, self.shared + expert], axis=1)
@@ -172,7 +173,8 @@ class ExpertChoice(eqx.Module):
 
     def _take(self, size: int) -> int:
         """How many samples of a group each expert takes: ceil(c n / E)."""
-        return min(size, math.ceil(self.capacity * size / self.gate.head.kernel.shape[-1]))
+        wanted = self.capacity * size / self.gate.head.kernel.shape[-1]
+        return min(size, math.ceil(wanted - 1e-9))  # 2.2 * 50 / 11 is a little more than 10
 
     def _choose(self, probability: Float[Array, "groups size experts"]) -> Array:
         """Chosen samples by expert as a mask [groups, size, experts]."""

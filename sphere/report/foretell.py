@@ -83,9 +83,8 @@ def _ranks(x: np.ndarray, y: np.ndarray) -> Group | None:
 def foretold(comparison: Comparison) -> list[Foretold]:
     """Of every diagnostic under CRL, from the second task on, the lowest p first."""
     groups = [_abreast(runs) for _, protocol, runs in comparison.groups if protocol == "crl"]
-    groups = [runs for runs in groups if runs]
+    groups, paired = _paired([runs for runs in groups if len(runs) >= LEAST])
     numbers = range(1, len(comparison.tasks))
-    paired = len({tuple(run.seed for run in runs) for runs in groups}) == 1
 
     def tables(value: Callable[[Run, int], float]) -> list[np.ndarray]:
         return [np.array([[value(run, n) for n in numbers] for run in runs]) for runs in groups]
@@ -102,6 +101,15 @@ def foretold(comparison: Comparison) -> list[Foretold]:
         if any(both):
             found.append(Foretold(name, *both))
     return sorted(found, key=lambda one: (min(end.p for end in (one.success, one.returns) if end), one.metric))
+
+
+def _paired(groups: list[list[Run]]) -> tuple[list[list[Run]], bool]:
+    """Methods that share seeds, by the seeds that all have, in one order; others as they are, since nothing ties them."""
+    seeds = [{run.seed for run in runs} for runs in groups]
+    if sum(map(len, seeds)) == len(set().union(*seeds)):
+        return groups, False
+    common = set.intersection(*seeds)
+    return [sorted((run for run in runs if run.seed in common), key=lambda run: run.seed) for runs in groups], True
 
 
 def _abreast(runs: Sequence[Run]) -> list[Run]:
