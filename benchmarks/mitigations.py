@@ -69,6 +69,8 @@ def main() -> None:
     arguments = parser.parse_args()
     config = settings(10, arguments.batch, False, 8 if ON_CPU else 32, not arguments.fast)
     found = programs(config)
+    if unknown := sorted(set(arguments.methods or ()) - set(found)):
+        parser.error(f"no method {', '.join(unknown)}; there are {', '.join(found)}")
     chosen = [
         "none",
         *(name for name in found if name != "none" and (arguments.methods is None or name in arguments.methods)),

@@ -43,9 +43,20 @@ def _fleet(directory: Path) -> FleetConfig:
 
     path = directory / "fleet.json"
     if not path.exists():
+        if (directory / "lock").exists():
+            raise UserError(
+                f"{directory} holds no fleet yet: it was left before anything was written; train into it again"
+            )
+        if any(directory.glob("*/config.json")):
+            raise UserError(
+                f"{directory} holds records without a fleet.json, so nothing to go on with; see: sphere report"
+            )
         raise UserError(f"{directory} holds no fleet (no fleet.json); name the directory that sphere train wrote")
     try:
-        return rebuild(FleetConfig, json.loads(path.read_text()))
+        written = json.loads(path.read_text())
+        if not isinstance(written, dict) or not written.get("tasks"):
+            raise ValueError("these are not the settings of a fleet")
+        return rebuild(FleetConfig, written)
     except ValueError as error:
         raise UserError(f"{path} cannot be read: {error}") from None
 

@@ -145,6 +145,11 @@ def _tokens_fit(arguments: Mapping[str, Any]) -> None:
             f"experts has shape {np.shape(experts)}, wanted {features.shape[:2]}, the first two axes of features; "
             "pass the index of each chosen expert"
         )
+    if not jnp.issubdtype(jnp.asarray(experts).dtype, jnp.integer):
+        raise ValueError(
+            f"experts has numbers of type {jnp.asarray(experts).dtype}, wanted integers: which experts were chosen, not how "
+            "much they weigh; weights belong to features"
+        )
     if known(experts) and not (np.min(experts) >= 0 and np.max(experts) < number):
         raise ValueError(
             f"experts holds numbers from {np.min(experts)} to {np.max(experts)}, wanted 0 to {number - 1}; "
@@ -179,7 +184,7 @@ def routed_penalty(
     """The same penalty from the chosen experts alone, at a cost that does not depend on how many there are.
 
     `features[i, j]` are the features of sample i's j-th chosen expert times its gate weight, `experts[i, j]` says which
-    expert that is (0 to num_experts - 1).
+    expert that is (0 to num_experts - 1; inside jit, where others cannot be refused, such features count for nothing).
     """
     return anisotropy(routed_gram(features, experts, num_experts))
 

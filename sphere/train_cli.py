@@ -123,6 +123,8 @@ def train(arguments: list[str]) -> None:
         known = [f"{task.split('/')[0]}/{one}" for one in envs.tasks(task.split("/")[0])]
         if task not in known:
             raise nearest("task", task, known)
+    if parsed.out == Path():
+        raise UserError("--out is empty or the current directory; name one for the records, as runs/first")
     out = parsed.out or Path("runs") / "-".join(word for word in (name, actor, method) if word)
     if parsed.dry_run:
         print(plan(parsed.fleet, out))

@@ -59,6 +59,23 @@ def test_dry_run_prints_the_plan_and_writes_nothing(tmp_path, capsys):
     assert not out.exists()
 
 
+@pytest.mark.parametrize(
+    ("file", "text", "sentence"),
+    [
+        ("fleet.json", "[1]", "not the settings of a fleet"),
+        ("fleet.json", "{}", "not the settings of a fleet"),
+        ("lock", "", "train into it again"),
+        ("rho0-seed0/config.json", "{}", "see: sphere report"),
+    ],
+)
+def test_what_is_no_fleet_is_told_apart(tmp_path, capsys, file, text, sentence):
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text(text)
+    for command in ("show", "resume"):
+        assert main([command, str(tmp_path)]) == 1
+        assert sentence in capsys.readouterr().err
+
+
 def test_a_plan_adds_up_what_happens_in_turns_and_only_that(monkeypatch):
     config = dataclasses.replace(TINY, evaluation=dataclasses.replace(TINY.evaluation, episodes=6))
     evaluated = len(config.evaluations()) / config.iterations_per_task
@@ -83,6 +100,8 @@ def test_a_plan_adds_up_what_happens_in_turns_and_only_that(monkeypatch):
         (["train", "--preset", "probe-crl", "--tasks", "reach-nort"], "did you mean probe/reach-north?"),
         (["train", "--preset", "probe-crl", "--seeds", "0", "0"], "each seed and each rho once"),
         (["train", "--preset", "probe-crl", "--seeds", str(2**32)], "below 2**32"),
+        (["train", "--preset", "probe-crl", "--out", ""], "name one for the records"),
+        (["verify", "metaworld", "--steps", "0"], "nothing would be compared"),
         (["resume", "nowhere"], "holds no fleet"),
         (["show", "nowhere"], "holds no fleet"),
         (["verify", "update"], "usage: sphere verify update FILE"),

@@ -62,6 +62,13 @@ def test_what_was_exported_is_not_exported_again(fleet, tmp_path):
         assert len(export([tmp_path / "runs"], tmp_path / "runs" / "results")) == 2
 
 
+def test_a_folder_of_somebody_else_is_no_run(tmp_path):
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match="no run in"):
+        export([tmp_path / "theirs"], tmp_path / "out")
+
+
 def test_two_runs_of_one_name_are_refused_before_anything_is_written(fleet, tmp_path):
     for name in ("a", "b"):
         shutil.copytree(fleet, tmp_path / name / "first")

@@ -475,3 +475,14 @@ def test_variants_that_do_not_apply_are_refused():
     plain = forward(dense, x)[1]
     with pytest.raises(ValueError, match="needs a gate"):
         penalty(PenaltyConfig(variant="gate"), dense, x, plain)
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["outside jit", "inside jit"])
+@pytest.mark.parametrize("kind", [float, bool])
+def test_weights_in_place_of_indices_are_refused(kind, wrapped):
+    features, experts = jnp.ones((4, 2, 3)), jnp.ones((4, 2), kind)
+    call = (
+        jax.jit(lambda f, e: sphere.routed_penalty(f, e, 5)) if wrapped else lambda f, e: sphere.routed_penalty(f, e, 5)
+    )
+    with pytest.raises(ValueError, match="wanted integers"):
+        call(features, experts)

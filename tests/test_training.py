@@ -358,6 +358,16 @@ def test_a_directory_with_a_fleet_is_refused_and_stays_as_it_is(tmp_path):
     assert {path: path.read_bytes() for path in (tmp_path / "fleet").rglob("*") if path.is_file()} == before
 
 
+def test_a_fleet_goes_on_with_the_settings_that_its_records_name(tmp_path):
+    config = dataclasses.replace(TINY, seeds=(0,), rho=(0.0,), workers=0, steps_per_task=128)
+    fleets.write(config, tmp_path / "fleet")
+    fleets.cut_after(3, config, tmp_path / "fleet")
+    other = dataclasses.replace(config, steps_per_task=256, ppo=dataclasses.replace(config.ppo, gamma=0.5))
+    with pytest.raises(ValueError, match=r"config\.json has another steps_per_task, ppo than fleet\.json says"):
+        train(other, tmp_path / "fleet", resume=True, quiet=True)
+    train(dataclasses.replace(config, checkpoint_every=1, workers=1), tmp_path / "fleet", resume=True, quiet=True)
+
+
 def test_a_damaged_checkpoint_is_out_of_the_way_once_the_fleet_goes_on(tmp_path):
     config = dataclasses.replace(TINY, seeds=(0,), rho=(0.0,), workers=0, checkpoint_every=4)
     fleets.write(config, tmp_path / "fleet")

@@ -36,6 +36,8 @@ class Row(NamedTuple):
 
 def verify(steps: int = 2000, tasks: Sequence[str] = MetaWorld.tasks, seed: int = 0, scenes: int = 1000) -> list[Row]:
     """Step ours and the package's side by side, at least `steps` per task; then judge `scenes`."""
+    if steps < 1:
+        raise ValueError(f"steps={steps}; nothing would be compared, want 1 or more")
     rows = []
     for task in tasks:
         row = episodes(task, steps, seed)

@@ -17,7 +17,7 @@ def runs(paths: Iterable[Path], out: Path) -> Iterator[tuple[Path, Path]]:
         place, target = path.resolve(), out.resolve()
         if target in (place, place.parent):
             raise ValueError(f"{out} is where the runs are; choose another directory")
-        found = sorted(file.parent for file in path.rglob("config.json"))
+        found = sorted(file.parent for file in path.rglob("config.json") if (file.parent / METRICS).is_file())
         if target.is_relative_to(place):  # what was exported before is not exported again
             found = [run for run in found if not run.resolve().is_relative_to(target)]
         if not found:

@@ -7,8 +7,26 @@ from typing import Any
 
 from sphere.runs import checkpoint, provenance, record
 from sphere.runs.rollout import Episodes
-from sphere.runs.settings import FleetConfig, run_name, with_run
+from sphere.runs.settings import FleetConfig, rebuild, run_name, with_run
 from sphere.runs.tensorboard import EventWriter
+
+FREE = ("workers", "overlap", "wandb", "checkpoint_every")
+"""Settings that numbers do not depend on."""
+
+
+def _check_same(path: Path, config: FleetConfig) -> None:
+    """A run goes on with the settings that its records name."""
+    try:
+        before, now = (
+            record.plain(dataclasses.asdict(one)) for one in (rebuild(FleetConfig, record.read_config(path)), config)
+        )
+    except (OSError, ValueError, TypeError):
+        return  # not there, damaged or of another version: whether it fits is the checkpoint's to say
+    if changed := [name for name in now if name not in FREE and now[name] != before.get(name)]:
+        raise ValueError(
+            f"{path / 'config.json'} has another {', '.join(changed)} than fleet.json says now; a fleet goes on with the "
+            "settings it began with: put them back, or start another fleet"
+        )
 
 
 class Records:
@@ -21,6 +39,8 @@ class Records:
         self.runs = []
         for seed, rho in config.runs:
             path = directory / run_name(seed, rho)
+            if resume:
+                _check_same(path, with_run(config, seed, rho))
             # Killed while it made its directories, a fleet lacks some of them and has lost nothing.
             self.runs.append(
                 record.RunDirectory.resume(path)
