@@ -161,7 +161,7 @@ def test_create_refuses_an_existing_run_and_leaves_it_alone(run):
     write(run, range(3))
     run.close()
     before = {path.name: path.read_bytes() for path in run.path.iterdir() if path.name != "lock"}
-    with pytest.raises(FileExistsError, match=r"--resume.*--out"):
+    with pytest.raises(FileExistsError, match=r"sphere resume, or choose another"):
         RunDirectory.create(run.path, {"seed": 2}, {})
     assert before == {path.name: path.read_bytes() for path in run.path.iterdir() if path.name != "lock"}
     RunDirectory.resume(run.path).close()  # the refusal released the lock
