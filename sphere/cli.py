@@ -43,9 +43,12 @@ def _fleet(directory: Path) -> FleetConfig:
 
     path = directory / "fleet.json"
     if not path.exists():
+        if (directory / "config.json").exists():
+            raise UserError(f"{directory} is one run of a fleet; name the directory above it")
         if (directory / "lock").exists():
             raise UserError(
-                f"{directory} holds no fleet yet: it was left before anything was written; train into it again"
+                f"{directory} holds no fleet yet: training there is starting, or was left before anything was written; "
+                "then train into it again"
             )
         if any(directory.glob("*/config.json")):
             raise UserError(

@@ -66,6 +66,7 @@ def test_dry_run_prints_the_plan_and_writes_nothing(tmp_path, capsys):
         ("fleet.json", "{}", "not the settings of a fleet"),
         ("lock", "", "train into it again"),
         ("rho0-seed0/config.json", "{}", "see: sphere report"),
+        ("config.json", "{}", "name the directory above it"),
     ],
 )
 def test_what_is_no_fleet_is_told_apart(tmp_path, capsys, file, text, sentence):

@@ -83,9 +83,8 @@ class ReDo(Method):
         count = jnp.zeros(())
         for part in params:
             normals = [next(drawn) for _ in params[part].hidden]
-            for i in reversed(
-                range(len(normals))
-            ):  # outgoing weights become 0 after those of the next layer were drawn
+            # from the last layer back: outgoing weights become 0 after the next layer's were drawn
+            for i in reversed(range(len(normals))):
                 units, normal = dormant(seen[part], i, self.tau), normals[i]
                 params[part] = replanted(params[part], i, units, normal / (WITHIN_TWO * math.sqrt(normal.shape[-2])))
                 for moment in moments:
