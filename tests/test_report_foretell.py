@@ -140,6 +140,19 @@ def test_it_reads_the_first_evaluation_and_the_end_of_every_task_but_the_first(t
     assert found["online/ntk_rank"].returns is None  # the same for all runs
     assert "heldout/dormant_ratio" not in found  # the same for all runs
     assert not [name for name in found if name.startswith("evaluation/") or "/load/" in name]
+    later = {one.metric: one for one in foretold(comparison, since=2)}["online/ntk_rank"].success
+    assert later.correlation == pytest.approx(np.mean([1, spearmanr(a, b).statistic]))
+    assert later.pairs == 10
+
+
+def test_no_correlation_is_zero_and_no_digit_of_rounding():
+    """Ranks are multiples of a sixth here; sums of their products that cancel need not be 0 to the last digit."""
+    rng = np.random.default_rng(0)
+    x, y = rng.permuted(np.tile(np.arange(5.0)[:, None], (2, 1000, 1, 6)), axis=2)
+    none = np.sum((x - 2) * (y - 2), axis=(1, 2)) == 0
+    found = [str(within_groups([pair], resamples=9).correlation) for pair in zip(x[none], y[none], strict=True)]
+    assert len(found) > 10
+    assert set(found) == {"0.0"}
 
 
 def test_returns_are_those_of_the_last_evaluation_of_finished_tasks(tmp_path):

@@ -64,7 +64,8 @@ def within_groups(
         observed += np.trace(products)
         drawn += products[np.arange(len(x)), order].sum(axis=1)
     extreme = np.sum(np.abs(drawn) >= abs(observed) - 1e-9 * scale)
-    return Association(float(observed / scale), float((1 + extreme) / (1 + resamples)), sum(x.size for x, _ in ranked))
+    correlation = round(float(observed / scale), 12) + 0.0  # products that cancel leave a last digit, or a minus
+    return Association(correlation, float((1 + extreme) / (1 + resamples)), sum(x.size for x, _ in ranked))
 
 
 def _ranks(x: np.ndarray, y: np.ndarray) -> Group | None:
@@ -80,11 +81,11 @@ def _ranks(x: np.ndarray, y: np.ndarray) -> Group | None:
     return first, second
 
 
-def foretold(comparison: Comparison) -> list[Foretold]:
-    """Of every diagnostic under CRL, from the second task on, the lowest p first."""
+def foretold(comparison: Comparison, since: int = 1) -> list[Foretold]:
+    """Of every diagnostic under CRL, from the second task on (or a later one, counted from 0), the lowest p first."""
     groups = [_abreast(runs) for _, protocol, runs in comparison.groups if protocol == "crl"]
     groups, paired = _paired([runs for runs in groups if len(runs) >= LEAST])
-    numbers = range(1, len(comparison.tasks))
+    numbers = range(since, len(comparison.tasks))
 
     def tables(value: Callable[[Run, int], float]) -> list[np.ndarray]:
         return [np.array([[value(run, n) for n in numbers] for run in runs]) for runs in groups]
