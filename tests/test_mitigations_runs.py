@@ -36,6 +36,7 @@ from sphere.mitigations import CBP, CChain, LoadBalance, Mitigations, ReDo, Spec
 from sphere.nets import NetConfig
 from sphere.runs import loop, record
 from sphere.runs.choices import ACTORS, method_name, method_names, tenfold, with_actor, with_method
+from sphere.runs.group import Order
 from sphere.runs.loop import train
 from sphere.runs.presets import preset
 from sphere.runs.settings import Boundary, Evaluation, FleetConfig, rebuild, run_name
@@ -263,9 +264,8 @@ def test_boundaries_reach_the_methods(tmp_path):
         fleet = loop.Fleet(dataclasses.replace(config, boundary=boundary), tmp_path)
         try:
             fleet.begin_task()
-            fleet.advance()
-            fleet.task_index, fleet.iteration = 1, 0
-            fleet.begin_task()
+            fleet.groups[0].advance(Order(0, 0, 1.0))
+            fleet.groups[0].enter(config.tasks[1], fleet.config.kept)
             ages[name] = int(np.max(fleet.state.mitigation["cbp"]["critic"]["expert"][0].age))
         finally:
             fleet.close()

@@ -1,5 +1,6 @@
 """Training as a person meets it: it learns, it resumes exactly, and it ends in an orderly way when something breaks."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -22,11 +23,12 @@ from fleets import TINY
 from sphere.algos import ppo
 from sphere.envs.pool import WorkerError
 from sphere.runs import record
-from sphere.runs.fleet import AHEAD, Fleet, _threads, divided, workers_of_a_group
-from sphere.runs.group import Group, Report
+from sphere.runs.fleet import AHEAD, Fleet, _threads, divided, places, workers_of_a_group
+from sphere.runs.group import Group, Order, Report
 from sphere.runs.loop import Interrupted, NonFinite, train
-from sphere.runs.rollout import Episodes
+from sphere.runs.rollout import Collector, Episodes, evaluate
 from sphere.runs.settings import Boundary, FleetConfig, rebuild, run_name
+from sphere.runs.turns import Turns
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +129,7 @@ def test_how_a_fleet_is_divided(monkeypatch):
     assert sizes(64, **apart)[1] == 1
     assert sizes(10, **apart, overlap=False) == ([10], None)
     assert sizes(10, **apart, workers=3) == ([2, 2, 2, 2, 2], 3)
+    assert [places(workers) for workers in (None, 0, 1, 2, 4, 6, 8)] == [1, 1, 16, 8, 4, 3, 2]
 
 
 @pytest.mark.parametrize(("backend", "threads"), [("cpu", 1), ("gpu", 5)])
@@ -155,7 +158,7 @@ class Slow:
             assert self.may.acquire(timeout=60)
         self.done[number].append(order.iteration)
         metrics = {"iteration": np.full(len(group.seeds), order.iteration)}
-        return Report(metrics, Episodes(*(np.zeros(0) for _ in Episodes._fields)), None, None)
+        return Report(metrics, Episodes(*(np.zeros(0) for _ in Episodes._fields)))
 
     def fast(self, count):
         """Wait until the second group has done so many."""
@@ -167,7 +170,7 @@ class Slow:
 
     def ask(self, ahead):
         self.may.release()
-        return self.fleet.advance(ahead).metrics["iteration"].tolist()
+        return self.fleet.advance(ahead)[1].metrics["iteration"].tolist()
 
 
 def test_a_fast_group_does_not_wait_for_a_slow_one_but_within_limits(tmp_path, monkeypatch):
@@ -209,6 +212,65 @@ def test_to_stop_the_slow_catch_up_and_what_nobody_has_begun_is_left(tmp_path, m
         assert slow.fleet.total_iterations == 6
     finally:
         slow.fleet.close()
+
+
+def test_groups_go_into_the_next_task_by_themselves(tmp_path, monkeypatch):
+    """The first group ends its task only after the second has ended an iteration of the next one; numbers do not change."""
+    config = dataclasses.replace(TINY, overlap=True, evaluation=dataclasses.replace(TINY.evaluation, retention=True))
+    train(config, tmp_path / "turns", quiet=True)
+    whole, one_at_a_time, crossed, groups = Group.advance, threading.Lock(), threading.Event(), []
+
+    def advance(group, order):
+        number = groups.index(group)
+        if number == 0 and order.iteration == config.iterations_per_task - 1:
+            assert crossed.wait(60)
+        with one_at_a_time:  # two programs at once can hang on a CPU
+            done = whole(group, order)
+        if number == 1 and order.task_index == 1:
+            crossed.set()
+        return done
+
+    monkeypatch.setattr(Group, "advance", advance)
+    monkeypatch.setattr("sphere.runs.fleet._threads", lambda count: [ThreadPoolExecutor(1) for _ in range(count)])
+    begin = Fleet.begin_task
+    monkeypatch.setattr(Fleet, "begin_task", lambda fleet: (groups.extend(fleet.groups), begin(fleet)))
+    train(config, tmp_path / "apart", quiet=True)
+    assert crossed.is_set()
+    assert_same(tmp_path / "turns", tmp_path / "apart")
+
+
+def test_groups_collect_and_are_evaluated_in_their_turns(tmp_path, monkeypatch):
+    config = dataclasses.replace(TINY, overlap=True, steps_per_task=128)
+    inside, seen, taken, collect, run = set(), [], Turns.taken, Collector.collect, evaluate
+
+    @contextlib.contextmanager
+    def spied(turns, done):
+        with taken(turns, done):
+            inside.add(done)
+            yield
+            inside.clear()
+
+    def asserted(name, function):
+        def called(*arguments):
+            seen.append((name, *inside))
+            return function(*arguments)
+
+        return called
+
+    monkeypatch.setattr(Turns, "taken", spied)
+    monkeypatch.setattr(Collector, "collect", asserted("collect", collect))
+    monkeypatch.setattr("sphere.runs.group.evaluate", asserted("evaluate", run))
+    train(config, tmp_path / "fleet", quiet=True)
+    ends = [1, 3, 3, 3]  # each task at its end, and after the last one both once more
+    assert sorted(seen) == sorted(2 * ([("collect", i) for i in range(4)] + [("evaluate", i) for i in ends]))
+
+
+def test_a_task_that_comes_twice_is_recorded_at_both_places(tmp_path):
+    config = dataclasses.replace(TINY, seeds=(0,), rho=(0.0,), workers=0, steps_per_task=64, tasks=TINY.tasks[:1] * 2)
+    train(config, tmp_path / "fleet", quiet=True)
+    lines = record.read_events(tmp_path / "fleet" / run_name(0, 0.0))
+    for name in ("train/return", "evaluation/return"):
+        assert [line["task_index"] for line in lines if name in line] == [0, 1]
 
 
 def test_overlap_goes_on_exactly_and_in_one_group_too(tmp_path):
@@ -438,11 +500,10 @@ def test_task_boundaries_keep_what_they_say(tmp_path):
         fleet = Fleet(dataclasses.replace(config, protocol=protocol, boundary=boundary), tmp_path)
         try:
             fleet.begin_task()
-            fleet.advance()
+            fleet.groups[0].advance(Order(0, 0, 1.0))
             before = [np.asarray(leaf) for leaf in (fleet.state.actor.log_std, fleet.state.actor_moments.count)]
             count = fleet.statistics.count.copy()
-            fleet.task_index, fleet.iteration = 1, 0
-            fleet.begin_task()
+            fleet.groups[0].enter("probe/reach-east", fleet.config.kept)
             assert np.array_equal(fleet.state.actor.log_std, before[0]) == kept["parameters"]
             assert np.array_equal(fleet.state.actor_moments.count, before[1]) == kept["moments"]
             assert (fleet.statistics.count > count).all() == kept["statistics"]

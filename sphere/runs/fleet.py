@@ -19,6 +19,7 @@ from sphere.runs.examine import fixed_states
 from sphere.runs.group import Examined, Group, Order, Report
 from sphere.runs.rollout import Episodes, Statistics
 from sphere.runs.settings import Boundary, FleetConfig
+from sphere.runs.turns import Turns
 
 TOGETHER = 2
 """Runs of a group where groups overlap. The fewer, the shorter their cores are idle while they learn; but an update of five
@@ -67,6 +68,11 @@ def workers_of_a_group(config: FleetConfig, groups: int) -> int | None:
     return max(1, share - share % TOGETHER)
 
 
+def places(workers: int | None) -> int:
+    """Groups that fill the cores."""
+    return -(-cores() // workers) if workers else 1
+
+
 class _Here:
     """In place of a thread where there is one group only: the work is done when it is given."""
 
@@ -111,8 +117,10 @@ class Fleet:
         try:
             parts = divided(config)
             self.threads = _threads(len(parts))
+            workers = workers_of_a_group(config, len(parts))
+            turns = Turns(places(workers))
             for runs in parts:
-                self.groups.append(Group(config, self.program, runs, workers_of_a_group(config, len(parts))))
+                self.groups.append(Group(config, self.program, runs, workers, turns))
             self.heldout = fixed_states(config, self.groups[0].obs_size)
             for group in self.groups:
                 group.heldout = self.heldout
@@ -159,16 +167,14 @@ class Fleet:
         return Statistics(**_joined(found)) if found else None
 
     def begin_task(self) -> None:
-        """Switch the simulators and keep or reset what the protocol and the boundary policy say."""
-        nothing = Boundary(**{field.name: False for field in dataclasses.fields(Boundary)})
-        boundary = self.config.boundary if self.config.protocol == "crl" else nothing
+        """The first one; into others each group goes by itself."""
         for group in self.groups:
-            group.enter(self.task, boundary if self.task_index else None)
+            group.enter(self.task, None)
 
-    def advance(self, ahead: int = 0) -> Report:
-        """One iteration of every run, with evaluation and capture where they are due. `ahead`: whoever is done with it may
-        begin so many more (within limits), and these must be asked for before anything else is: `queue` has them. With 0,
-        those that nobody has begun yet are taken back."""
+    def advance(self, ahead: int = 0) -> tuple[Order, Report]:
+        """One iteration of every run, with all that is due after it. `ahead`: whoever is done with it may begin so many more
+        (within limits), and these must be asked for before anything else is: `queue` has them. With 0, those that nobody has
+        begun yet are taken back."""
         try:
             return self._advance(ahead)
         except jax.errors.JaxRuntimeError as error:
@@ -181,10 +187,10 @@ class Fleet:
                 ) from error
             raise
 
-    def _advance(self, ahead: int) -> Report:
+    def _advance(self, ahead: int) -> tuple[Order, Report]:
         if not self.queue:
             self._begin_iteration()
-        _, begun = self.queue.popleft()
+        order, begun = self.queue.popleft()
         while len(self.queue) < min(ahead, self._lead()):
             self._begin_iteration()
         if not ahead:
@@ -192,7 +198,13 @@ class Fleet:
         reports: list[Report] = [future.result() for future in begun]
         self.iteration += 1
         self.total_iterations += 1
-        metrics, episodes, examined, trees = zip(*reports, strict=True)
+        if order.then is not None:
+            self.task_index, self.iteration = self.task_index + 1, 0
+        return order, self._one(reports)
+
+    def _one(self, reports: list[Report]) -> Report:
+        """Of all groups."""
+        metrics, episodes, examined, reviewed, trees = zip(*reports, strict=True)
         return Report(
             _joined(jax.device_get(list(metrics))),
             _all_episodes(episodes, self._runs()),
@@ -202,6 +214,7 @@ class Fleet:
                 _all_episodes([one.episodes for one in examined], self._runs()),
                 [values for one in examined for values in one.diagnostics],
             ),
+            tuple(_all_episodes(found, self._runs()) for found in zip(*reviewed, strict=False)),
             None if None in trees else _joined(list(trees)),
         )
 
@@ -214,17 +227,25 @@ class Fleet:
         return [len(group.seeds) for group in self.groups]
 
     def _begin_iteration(self) -> None:
-        config = self.config
         number = self.begun = max(self.begun, self.total_iterations) + 1
-        within = self.iteration + number - self.total_iterations
-        last = within == config.iterations_per_task  # after which the loop saves by itself, in the task that follows
-        order = Order(
-            number - 1,
-            within / config.iterations_per_task,
-            examine=self.task if within in config.evaluations() else None,
-            capture=within % config.checkpoint_every == 0 and not last,
-        )
+        order = self._order(number)
         self.queue.append((order, self._submit(Group.advance, order)))
+
+    def _order(self, number: int) -> Order:
+        """What the fleet's iteration of that number (from 1) is to do."""
+        config = self.config
+        index, within = divmod(number - 1, config.iterations_per_task)
+        within, following = within + 1, config.tasks[index + 1 : index + 2]
+        last = within == config.iterations_per_task
+        return Order(
+            number - 1,
+            index,
+            within / config.iterations_per_task,
+            examine=within in config.evaluations(),
+            review=config.reviewed(index) if last else (),
+            then=following[0] if last and following else None,
+            capture=last or within % config.checkpoint_every == 0,
+        )
 
     def _take_back(self) -> None:
         while self.queue:

@@ -14,6 +14,7 @@ from sphere.algos import ppo
 from sphere.runs.examine import diagnostics, standardised_rank
 from sphere.runs.rollout import Collector, Episodes, Player, Statistics, evaluate
 from sphere.runs.settings import Boundary, FleetConfig
+from sphere.runs.turns import Turns
 
 
 def task_name(task: str) -> str:
@@ -21,15 +22,20 @@ def task_name(task: str) -> str:
 
 
 class Order(NamedTuple):
-    """One iteration as it is wanted."""
+    """One iteration as it is wanted, in the order in which it is done."""
 
     iteration: int
+    task_index: int
     progress: float
     """Of the task, from 0 to 1, when the iteration is done."""
-    examine: str | None = None
-    """The task to be evaluated afterwards, with diagnostics."""
+    examine: bool = False
+    """Evaluate afterwards, with diagnostics."""
+    review: tuple[str, ...] = ()
+    """Tasks to be evaluated once more."""
+    then: str | None = None
+    """The task to be entered."""
     capture: bool = False
-    """Keep the state afterwards, for a checkpoint."""
+    """Keep the state as it is in the end, for a checkpoint."""
 
 
 class Examined(NamedTuple):
@@ -42,8 +48,9 @@ class Report(NamedTuple):
 
     metrics: ppo.Metrics
     episodes: Episodes
-    examined: Examined | None
-    tree: dict[str, Any] | None
+    examined: Examined | None = None
+    reviewed: tuple[Episodes, ...] = ()
+    tree: dict[str, Any] | None = None
 
 
 class Group:
@@ -51,6 +58,8 @@ class Group:
 
     judge: Player | None = None
     heldout: np.ndarray | None = None
+    done = 0
+    """Iterations before the one that it is at."""
 
     def __init__(
         self,
@@ -58,8 +67,9 @@ class Group:
         program: ppo.PPOConfig,
         runs: Sequence[tuple[int, float]],
         workers: int | None,
+        turns: Turns,
     ):
-        self.config, self.program = config, program
+        self.config, self.program, self.turns = config, program, turns
         self.run_seeds = [seed for seed, _ in runs]
         self.seeds = np.array(self.run_seeds, np.uint32)
         rates = (config.ppo.learning_rate, config.ppo.final_learning_rate)
@@ -117,21 +127,31 @@ class Group:
     def advance(self, order: Order) -> Report:
         """Collect, and begin to learn: unless more is ordered, on a GPU the metrics and the networks are still in the making
         when this returns."""
-        rollout, episodes = self.collector.collect(self.actor, self.program.rollout_steps, order.iteration)
+        self.done = order.iteration
+        actor = jax.block_until_ready(self.actor)  # nobody keeps cores waiting for a network
+        with self.turns.taken(self.done):
+            rollout, episodes = self.collector.collect(actor, self.program.rollout_steps, order.iteration)
         self.online = self._sample(rollout.obs)
         iteration, progress = np.int32(order.iteration), np.float32(order.progress)
         self.state, metrics = ppo.update_fleet(
             self.program, self.state, self.hyper, rollout, self.seeds, iteration, progress
         )
-        examined = None
-        if order.examine is not None and np.all(metrics.finite):  # else there is nothing to examine, and metrics tell
-            examined = self.examine(order.examine)
-        return Report(metrics, episodes, examined, self.tree() if order.capture else None)
+        report = Report(metrics, episodes)
+        if (order.examine or order.review) and not np.all(metrics.finite):
+            return report  # there is nothing to examine, and metrics tell
+        if order.examine:
+            report = report._replace(examined=self.examine(self.config.tasks[order.task_index]))
+        report = report._replace(reviewed=tuple(self.evaluate(task) for task in order.review))
+        if order.then is not None:
+            self.enter(order.then, self.config.kept)
+        return report._replace(tree=self.tree()) if order.capture else report
 
     def evaluate(self, task: str) -> Episodes:
         if self.judge is None:
             self.judge = Player(self.make_pool(num_envs=self.config.evaluation.episodes))
-        return evaluate(self.actor, self.judge, task_name(task), self.run_seeds, self.collector.statistics)
+        actor = jax.block_until_ready(self.actor)
+        with self.turns.taken(self.done):
+            return evaluate(actor, self.judge, task_name(task), self.run_seeds, self.collector.statistics)
 
     def examine(self, task: str) -> Examined:
         """Evaluation, and diagnostics on the held-out states and on the last rollout's."""

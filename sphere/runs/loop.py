@@ -51,19 +51,19 @@ class Training:
         meta = {"counters": self.fleet.counters(), "positions": self.records.positions()}
         checkpoint.save(self.fleet.directory, self.fleet.total_iterations, tree, meta)
 
-    def check_finite(self, metrics: ppo.Metrics) -> None:
+    def check_finite(self, task: str, metrics: ppo.Metrics) -> None:
         bad = [run_name(*self.fleet.config.runs[r]) for r in np.flatnonzero(~np.asarray(metrics.finite, bool))]
         if bad:
             kept = checkpoint.checkpoints(self.fleet.directory)
             where = f"the last good checkpoint is {kept[-1]}" if kept else "there is no checkpoint yet"
             raise NonFinite(
-                f"NaN or infinity in {', '.join(bad)} at step {self.fleet.steps} of {self.fleet.task}; {where}. "
+                f"NaN or infinity in {', '.join(bad)} at step {self.fleet.steps} of {task}; {where}. "
                 "Lower the learning rate or rho, and look at the last lines of metrics.jsonl"
             )
 
-    def note(self, task: str, kind: str, found: Episodes, diagnostics: list[dict[str, float]] | None = None) -> None:
-        """Evaluation episodes, recorded one by one and as means."""
-        fleet = self.fleet
+    def note(self, index: int, kind: str, found: Episodes, diagnostics: list[dict[str, float]] | None = None) -> None:
+        """Evaluation episodes of a task, recorded one by one and as means."""
+        fleet, task = self.fleet, self.fleet.config.tasks[index]
         self.records.episodes(fleet.steps, task, kind, fleet.run_seeds, found)
         means = {
             f"{kind}/{name}": _by_run(values, found.run, self.runs)
@@ -76,7 +76,7 @@ class Training:
         values = [{name: column[r] for name, column in means.items()} for r in range(self.runs)]
         for one, more in zip(values, diagnostics or [{}] * self.runs, strict=True):
             one.update(more)
-        self.records.event(fleet.steps, values, task, fleet.config.tasks.index(task))
+        self.records.event(fleet.steps, values, task, index)
         if kind == "evaluation":
             self.report(task, values)
 
@@ -94,9 +94,10 @@ class Training:
 
     def iterate(self) -> dict[str, Any] | None:
         """One iteration and its records; the fleet's state afterwards, if a checkpoint is due."""
-        fleet = self.fleet
-        left = fleet.config.iterations_per_task - fleet.iteration - 1
-        done = fleet.advance(ahead=0 if self.should_stop() else left)
+        fleet, tasks = self.fleet, self.fleet.config.tasks
+        left = fleet.config.iterations_per_task * len(tasks) - fleet.total_iterations - 1
+        order, done = fleet.advance(ahead=0 if self.should_stop() else left)
+        task = tasks[order.task_index]
         values = [
             {f"train/{name}": float(column[r]) for name, column in done.metrics._asdict().items() if name != "finite"}
             for r in range(self.runs)
@@ -108,32 +109,20 @@ class Training:
         ):
             for r, mean in enumerate(_by_run(column, done.episodes.run, self.runs)):
                 values[r][f"train/{name}"] = mean
-        self.records.event(fleet.steps, values, fleet.task, fleet.task_index)
-        self.check_finite(done.metrics)
-        self.progress.advance(fleet.task, fleet.steps * self.runs)
+        self.records.event(fleet.steps, values, task, order.task_index)
+        self.check_finite(task, done.metrics)
+        self.progress.advance(task, fleet.steps * self.runs)
         if done.examined is not None:
-            self.note(fleet.task, "evaluation", *done.examined)
+            self.note(order.task_index, "evaluation", *done.examined)
+        for index, found in enumerate(done.reviewed):
+            self.note(index, "final" if fleet.finished else "retention", found)
         return done.tree
 
-    def end_task(self) -> None:
-        """The boundary: retention if asked, and everything once more at the very end."""
-        fleet, config = self.fleet, self.fleet.config
-        last = fleet.task_index == len(config.tasks) - 1
-        if (last or config.evaluation.retention) and config.protocol == "crl":
-            for task in config.tasks:
-                self.note(task, "final" if last else "retention", fleet.evaluate(task))
-        if not last:
-            fleet.task_index, fleet.iteration = fleet.task_index + 1, 0
-            fleet.begin_task()
-        self.save(fleet.tree())
-
     def run(self) -> None:
-        fleet, config = self.fleet, self.fleet.config
-        while fleet.iteration < config.iterations_per_task:
+        fleet = self.fleet
+        while not fleet.finished:
             tree = self.iterate()
-            if fleet.iteration == config.iterations_per_task:
-                self.end_task()
-            elif tree is not None:
+            if tree is not None:
                 self.save(tree)
             if self.should_stop() and not fleet.queue:
                 self.save(fleet.tree())

@@ -119,6 +119,17 @@ class FleetConfig:
     def iterations_per_task(self) -> int:
         return -(-self.steps_per_task // self.iteration_steps)
 
+    @property
+    def kept(self) -> Boundary:
+        """What a run takes along into its next task: under RL nothing."""
+        nothing = Boundary(**{field.name: False for field in dataclasses.fields(Boundary)})
+        return self.boundary if self.protocol == "crl" else nothing
+
+    def reviewed(self, task_index: int) -> tuple[str, ...]:
+        """Tasks that are evaluated once more when that one ends: all at the very end, with `retention` always."""
+        due = task_index == len(self.tasks) - 1 or self.evaluation.retention
+        return self.tasks if due and self.protocol == "crl" else ()
+
     def evaluations(self) -> set[int]:
         """Iterations of a task (counted from 1) after which there is an evaluation."""
         last = self.iterations_per_task

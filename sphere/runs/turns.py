@@ -1,0 +1,36 @@
+"""Who may use the cores: as many groups as fill them, those that are furthest behind first.
+
+All groups at once would share the cores evenly. Then the one whose steps cost most is the last in every iteration, sooner or
+later all wait for it, and it alone does not fill the machine.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from heapq import heappop, heappush
+
+
+class Turns:
+    def __init__(self, places: int):
+        self._free = places
+        self._changed = threading.Condition()
+        self._waiting: list[tuple[int, int]] = []
+        self._arrivals = 0
+
+    @contextmanager
+    def taken(self, done: int) -> Iterator[None]:
+        """A place, for somebody who has done so much; of those who wait, who has done least goes first."""
+        with self._changed:
+            self._arrivals += 1
+            mine = (done, self._arrivals)
+            heappush(self._waiting, mine)
+            self._changed.wait_for(lambda: self._free and self._waiting[0] == mine)
+            heappop(self._waiting)
+            self._free -= 1
+            self._changed.notify_all()  # there may be another place for the next one
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._free += 1
+                self._changed.notify_all()
