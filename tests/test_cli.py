@@ -135,6 +135,20 @@ def test_impossible_settings_are_answered_too(capsys):
     assert "64, 128, 256" in " ".join(capsys.readouterr().err.split())
 
 
+def test_rho_that_is_no_tuple_of_numbers_is_refused():
+    """In a process of its own: in this one types are checked before the settings are."""
+    program = """
+from sphere.runs.settings import FleetConfig
+for rho in ("0.1", ("0.1",), 0.1, (None,)):
+    try:
+        FleetConfig(rho=rho)
+    except ValueError as error:
+        print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert done.stdout.count("wanted numbers in a tuple, as (0.0, 0.1)") == 4
+
+
 def test_a_mistyped_option_is_answered_with_the_nearest_one(capsys):
     with pytest.raises(SystemExit):
         main(["train", "--preset", "probe-crl", "--sedes", "0"])
