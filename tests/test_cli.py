@@ -221,8 +221,9 @@ SETTINGS = (
     "--checkpoint-every=0 --evaluation.every=0 --evaluation.heldout=-1 --evaluation.episodes=0 --steps-per-task=0 "
 )
 SETTINGS += (
-    "--ppo.learning-rate=nan --ppo.learning-rate=-1 --ppo.gamma=1.5 --ppo.epochs=0 --rho=nan --seeds=-1 --workers=-1"
+    "--ppo.learning-rate=nan --ppo.learning-rate=-1 --ppo.gamma=1.5 --ppo.epochs=0 --rho=nan --seeds=-1 --workers=-1 "
 )
+SETTINGS += "--ppo.max-grad-norm=0 --ppo.max-grad-norm=-1 --ppo.max-grad-norm=nan --ppo.max-grad-norm=inf"
 
 
 def refused(words):
