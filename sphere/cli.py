@@ -229,12 +229,14 @@ def heldout(arguments: list[str]) -> None:
     options = tyro.cli(Heldout, prog="sphere heldout", args=arguments)
     if options.suite not in RECIPES:
         raise nearest("recipe for held-out states of", options.suite, list(RECIPES))
+    if options.states < 1:  # before hours of training
+        raise UserError(f"--states {options.states}; want at least 1, the shipped batches have 512")
     work = options.work or Path("runs") / f"heldout-{options.suite}"
     out = options.out or Path(f"{options.suite}.npz")
     try:
         run(RECIPES[options.suite], work, resume=(work / "fleet.json").exists())
     except Interrupted as stopped:
-        raise UserError(f"{stopped.at}; go on with the same command") from None
+        raise Interrupted(f"{stopped.at}; go on with the same command") from None
     batch = make(RECIPES[options.suite], work, options.states, out)
     print(
         f"{out}: {batch.states.shape[0]} states of {batch.states.shape[1]} numbers, sha256 {batch.provenance['sha256'][:12]}…"
@@ -317,6 +319,15 @@ COMMANDS: dict[str, Callable[[list[str]], Any]] = {
 }
 
 
+def _stopped(error: Exception) -> bool:
+    """Whether training was asked to end, saved, and left."""
+    if not isinstance(error, RuntimeError):
+        return False
+    from sphere.runs.loop import Interrupted
+
+    return isinstance(error, Interrupted)
+
+
 def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     if not arguments or arguments[0] in ("-h", "--help"):
@@ -333,7 +344,7 @@ def main(arguments: list[str] | None = None) -> int:
         raise
     except (UserError, ValueError, OSError, RuntimeError) as error:
         print(f"sphere: {error}", file=sys.stderr)
-        return 1
+        return INTERRUPTED if _stopped(error) else 1
     except KeyboardInterrupt:
         print("sphere: interrupted", file=sys.stderr)
         return INTERRUPTED

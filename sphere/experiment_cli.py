@@ -112,7 +112,7 @@ def run(arguments: list[str]) -> None:
     try:
         failed = LAUNCHERS[options.launcher](todo, resources, options.out / options.scale / options.launcher)
     except Interrupted as stopped:
-        raise RuntimeError(f"{stopped.at}; go on with the same command") from None
+        raise Interrupted(f"{stopped.at}; go on with the same command") from None
     if failed:
         told = "; ".join(f"{one.job.directory.name}: {one.reason}" for one in failed)
         raise RuntimeError(f"{len(failed)} of {len(todo)} fleets failed, run again to go on with them: {told}")

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import imageio.v3 as imageio
 import numpy as np
 import pytest
 from fleets import TINY
@@ -16,7 +17,7 @@ from fleets import TINY
 import sphere.__main__ as entry
 from sphere import cli
 from sphere.cli import main
-from sphere.runs import plan
+from sphere.runs import film, loop, plan
 from sphere.runs.presets import PRESETS
 from sphere.runs.record import plain
 from sphere.runs.settings import FleetConfig, rebuild
@@ -115,6 +116,24 @@ def test_mistakes_are_answered_with_a_sentence(words, sentence, capsys):
     captured = capsys.readouterr()
     assert sentence in captured.err
     assert "Traceback" not in captured.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "update --fleets 0",
+        "update --batch 0",
+        "train --iterations 0",
+        "mitigations --fleets 1 0",
+        "pool --envs -1",
+        "env --rounds 0",
+    ],
+)
+def test_benchmarks_of_nothing_are_refused(words, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["bench", *words.split()])
+    assert end.value.code == 2
+    assert "want a whole number, at least 1" in capsys.readouterr().err
 
 
 def test_bench_env_as_a_user_calls_it():
@@ -217,6 +236,41 @@ def test_ctrl_c_before_the_first_iteration_leaves_cleanly(tmp_path):
     assert f"nothing was saved yet: sphere resume {tmp_path / 'fleet'}" in said
 
 
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        (["train", "--preset", "probe-crl", *SMALL], "sphere resume"),
+        (["heldout", "metaworld", "--work", "work"], "the same command"),
+        (["experiment", "run", "metaworld-crl", "--out", "runs"], "the same command"),
+    ],
+)
+def test_training_that_ctrl_c_ended_in_good_order_has_its_exit_code_too(words, advice, tmp_path, monkeypatch, capsys):
+    def stop(*_, **__):
+        raise loop.Interrupted("stopped after step 64; go on with: sphere resume it")
+
+    monkeypatch.setattr(loop, "train", stop)
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 130
+    said = capsys.readouterr().err
+    assert "stopped after step 64" in said
+    assert advice in said
+
+
+def test_no_held_out_states_are_refused_before_training_for_them(monkeypatch, capsys):
+    monkeypatch.setattr(loop, "train", lambda *_, **__: pytest.fail("it trains"))
+    assert main(["heldout", "metaworld", "--states", "0"]) == 1
+    assert "want at least 1" in capsys.readouterr().err
+
+
+def test_an_error_while_training_is_no_interruption(monkeypatch, capsys):
+    def fail(*_, **__):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(loop, "train", fail)
+    assert main(["train", "--preset", "probe-crl", *SMALL]) == 1
+    assert "out of memory" in capsys.readouterr().err
+
+
 SETTINGS = (
     "--checkpoint-every=0 --evaluation.every=0 --evaluation.heldout=-1 --evaluation.episodes=0 --steps-per-task=0 "
 )
@@ -291,6 +345,17 @@ def test_verify_says_what_there_is_and_names_the_nearest(capsys):
     assert "did you mean humanoidbench?" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("check", ["update", "metaworld", "humanoidbench"])
+@pytest.mark.parametrize("option", ["--help", "-h"])
+def test_every_check_tells_about_itself(check, option, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["verify", check, option])
+    assert end.value.code in (0, None)
+    said = capsys.readouterr().out
+    assert f"usage: sphere verify {check}" in said
+    assert "exit" in said
+
+
 def test_verify_metaworld_prints_a_row_per_task(capsys):
     assert main(["verify", "metaworld", "--tasks", "metaworld/window-close", "--steps", "100"]) == 0
     out = capsys.readouterr().out
@@ -318,5 +383,27 @@ def test_metaworld_trains_resumes_and_is_filmed(capsys, tmp_path):
         error = capsys.readouterr().err
         assert "cannot be drawn off-screen here" in error
         pytest.skip(error)
-    assert "rho0.1-seed0 on metaworld/window-close, 12 steps" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "filming rho0.1-seed0 on metaworld/window-close, at most 12 steps" in said.err
+    assert "rho0.1-seed0 on metaworld/window-close, 12 steps" in said.out
     assert gif.read_bytes()[:4] == b"GIF8"
+
+
+@pytest.mark.parametrize("name", ["episode.gif", "episode.mp4"])
+@pytest.mark.parametrize("kept", [b"the film before", None])
+def test_a_film_that_cannot_be_finished_leaves_what_was_there(name, kept, tmp_path, monkeypatch):
+    def cut_off(path, *_, **__):
+        Path(path).write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    out = tmp_path / name
+    if kept:
+        out.write_bytes(kept)
+    with monkeypatch.context() as patch:
+        patch.setattr(imageio, "imwrite", cut_off)
+        with pytest.raises(KeyboardInterrupt):
+            film.write([np.zeros((4, 4, 3), np.uint8)], out)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == ({name: kept} if kept else {})
+    film.write([np.full((4, 4, 3), 50 * i, np.uint8) for i in range(3)], tmp_path / "episode.gif")
+    assert len(imageio.imread(tmp_path / "episode.gif")) == 3
+    assert not list(tmp_path.glob("*partial*"))
