@@ -20,6 +20,7 @@ from benchmarks.timing import count, device
 from sphere.runs.fleet import Fleet
 from sphere.runs.group import Group
 from sphere.runs.presets import PRESETS, preset
+from sphere.runs.progress import plural
 from sphere.runs.settings import FleetConfig
 
 
@@ -84,7 +85,9 @@ def main() -> None:
         config = dataclasses.replace(config, tasks=(options.task,))
     parts = measure(config, options.iterations or round(config.iterations_per_task / len(config.evaluations())))
     steps = len(config.runs) * config.iteration_steps
-    print(f"{options.preset}, {config.tasks[0]}, {len(config.runs)} runs on {device()}, {os.cpu_count()} cores")
+    print(
+        f"{options.preset}, {config.tasks[0]}, {plural(len(config.runs), 'run')} on {device()}, {os.cpu_count()} cores"
+    )
     for name, value in parts.items():
         print(f"  {name:<34} {value:>8.3f} s per iteration")
     print(f"  {steps:,} steps per iteration: {steps / parts['all together']:,.0f} steps/s end to end")

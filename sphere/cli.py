@@ -14,6 +14,7 @@ import tyro
 
 import sphere
 from sphere.mistakes import UserError, nearest
+from sphere.runs.progress import plural
 from sphere.runs.settings import FleetConfig
 
 USAGE = """usage: sphere COMMAND ...
@@ -137,7 +138,7 @@ def report(arguments: list[str]) -> None:
     loaded = write_report(options.directories, options.out, options.success, options.figures)
     for note in loaded.notes:
         print(f"sphere: {note}", file=sys.stderr)
-    print(f"{len(loaded.runs)} runs: {options.out / 'index.html'}")
+    print(f"{plural(len(loaded.runs), 'run')}: {options.out / 'index.html'}")
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ def export(arguments: list[str]) -> None:
     if not options.directories:
         raise UserError("export which runs? name directories that sphere train wrote: sphere export runs/first")
     written = copy(options.directories, options.out, options.every)
-    print(f"{len(written)} runs: {options.out}")
+    print(f"{plural(len(written), 'run')}: {options.out}")
 
 
 @dataclass(frozen=True)

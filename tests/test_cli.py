@@ -13,11 +13,13 @@ import imageio.v3 as imageio
 import numpy as np
 import pytest
 from fleets import TINY
+from made_runs import settings, write_run
 
 import sphere.__main__ as entry
 from sphere import cli
 from sphere.cli import main
 from sphere.runs import film, loop, plan
+from sphere.runs.inspect import show_text
 from sphere.runs.presets import PRESETS
 from sphere.runs.record import plain
 from sphere.runs.settings import FleetConfig, rebuild
@@ -40,6 +42,7 @@ def test_train_show_eval_and_resume(tmp_path, capsys):
     capsys.readouterr()
     assert main(["show", out]) == 0
     shown = capsys.readouterr().out
+    assert f"{out}: 4 runs, crl, 2 tasks\n" in shown
     assert re.search(r"rho0.001-seed3 +256 +probe/reach-east", shown)
     assert main(["eval", out, "--episodes", "3", "--tasks", "reach-east"]) == 0
     assert "probe/reach-east" in capsys.readouterr().out
@@ -317,6 +320,16 @@ def test_benchmarks_tell_about_themselves(name, capsys):
         main(["bench", name, "--help"])
     assert end.value.code == 0
     assert "usage" in capsys.readouterr().out
+
+
+def test_one_run_is_not_one_runs(tmp_path, capsys):
+    config = dataclasses.replace(TINY, seeds=(0,), rho=(0.0,), tasks=TINY.tasks[:1])
+    assert show_text(config, tmp_path).startswith(f"{tmp_path}: 1 run, crl, 1 task\n")
+    write_run(tmp_path / "runs" / "a", settings())
+    assert main(["report", str(tmp_path / "runs"), "-o", str(tmp_path / "out"), "--no-figures"]) == 0
+    assert capsys.readouterr().out.startswith("1 run: ")
+    assert main(["export", str(tmp_path / "runs"), "-o", str(tmp_path / "copy")]) == 0
+    assert capsys.readouterr().out.startswith("1 run: ")
 
 
 def test_eval_of_an_rl_fleet_is_of_the_task_it_is_at(tmp_path, capsys):

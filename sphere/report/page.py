@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sphere.report.compared import tables
-from sphere.report.elements import Markup, element, plural
+from sphere.report.elements import Markup, element
 from sphere.report.listing import notes_section, runs_section
 from sphere.report.load import load
 from sphere.report.payload import dump, payload
@@ -15,6 +15,7 @@ from sphere.report.run import Loaded
 from sphere.report.sections import section, suite_name
 from sphere.report.select import Success
 from sphere.report.summary import Comparison, comparisons
+from sphere.runs.progress import plural
 from sphere.runs.record import EPISODES, METRICS
 
 HERE = Path(__file__).parent
