@@ -255,13 +255,15 @@ def memory(suite: str, tasks: list[str], sizes: tuple[int, ...], workers: int) -
 
 
 def main() -> None:
+    from benchmarks.timing import count
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--suite", default="metaworld", choices=list(PHYSICS))
-    parser.add_argument("--envs", type=int, default=8)
+    parser.add_argument("--envs", type=count, default=8)
     parser.add_argument("--workers", type=int, help="default: the pool's own")
     parser.add_argument("--tasks", nargs="*")
     parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=count, default=2)
     parser.add_argument("--core-time", action="store_true", help="count the time that processes have run")
     parser.add_argument("--memory", action="store_true", help="weigh 8 and 80 environments instead")
     args = parser.parse_args()

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.timing import device
+from benchmarks.timing import count, device
 from benchmarks.update import ON_CPU, best, experience, fresh, settings
 from sphere.algos import ppo
 from sphere.algos.state import init_methods
@@ -61,8 +61,10 @@ def prepared(config: ppo.PPOConfig, fleet: int, repeats: int, seconds: float) ->
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--batch", type=int, default=256, help="samples of a minibatch")
-    parser.add_argument("--fleets", type=int, nargs="+", default=[1, 2] if ON_CPU else [1, 10], help="runs in a fleet")
+    parser.add_argument("--batch", type=count, default=256, help="samples of a minibatch")
+    parser.add_argument(
+        "--fleets", type=count, nargs="+", default=[1, 2] if ON_CPU else [1, 10], help="runs in a fleet"
+    )
     parser.add_argument("--seconds", type=float, default=8.0 if ON_CPU else 30.0, help="longest measurement")
     parser.add_argument("--methods", nargs="+", help="only these, beside none")
     parser.add_argument("--fast", action="store_true", help="GPU kernels chosen by timing (deterministic=False)")

@@ -10,6 +10,7 @@ import time
 
 import numpy as np
 
+from benchmarks.timing import count
 from sphere import envs
 
 
@@ -29,11 +30,11 @@ def microseconds(num_envs: int, workers: int, steps: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     cores = len(os.sched_getaffinity(0))
-    parser.add_argument("--envs", type=int, default=80)
+    parser.add_argument("--envs", type=count, default=80)
     parser.add_argument(
         "--workers", type=int, nargs="+", default=sorted({0, 1, 2, cores // 2, cores - 1, cores} - {-1})
     )
-    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--steps", type=count, default=1000)
     options = parser.parse_args()
     print(f"{options.envs} environments that do nothing, {cores} cores; microseconds per step of all")
     print(f"{'workers':>8} {'step':>9}")

@@ -1,5 +1,6 @@
 """How times are taken: compile first, then the best of several repeats, each of enough calls to outlast the clock."""
 
+import argparse
 import time
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +22,13 @@ def best_seconds(function: Callable[..., Any], *args: Any, repeats: int = 5, at_
         jax.block_until_ready(result)
         best = min(best, (time.perf_counter() - start) / calls)
     return best
+
+
+def count(text: str) -> int:
+    """The value of an option that counts something: of nothing there are no times."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}; want a whole number, at least 1")
+    return int(text)
 
 
 def device() -> str:

@@ -16,10 +16,11 @@ from typing import Any
 
 import jax
 
-from benchmarks.timing import device
+from benchmarks.timing import count, device
 from sphere.runs.fleet import Fleet
 from sphere.runs.group import Group
 from sphere.runs.presets import PRESETS, preset
+from sphere.runs.progress import plural
 from sphere.runs.settings import FleetConfig
 
 
@@ -67,7 +68,7 @@ def main() -> None:
     parser.add_argument("--task", default="", help="default: the preset's first")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--rho", type=float, nargs="+", default=[0.0, 0.1])
-    parser.add_argument("--iterations", type=int, default=0, help="default: from one evaluation to the next")
+    parser.add_argument("--iterations", type=count, help="default: from one evaluation to the next")
     parser.add_argument("--workers", type=int, default=None)
     parser.add_argument("--no-overlap", action="store_true", help="collect and learn in turns")
     parser.add_argument("--fast", action="store_true", help="GPU kernels chosen by timing (deterministic=False)")
@@ -82,10 +83,11 @@ def main() -> None:
     config = dataclasses.replace(config, ppo=dataclasses.replace(config.ppo, deterministic=not options.fast))
     if options.task:
         config = dataclasses.replace(config, tasks=(options.task,))
-    count = options.iterations or round(config.iterations_per_task / len(config.evaluations()))
-    parts = measure(config, count)
+    parts = measure(config, options.iterations or round(config.iterations_per_task / len(config.evaluations())))
     steps = len(config.runs) * config.iteration_steps
-    print(f"{options.preset}, {config.tasks[0]}, {len(config.runs)} runs on {device()}, {os.cpu_count()} cores")
+    print(
+        f"{options.preset}, {config.tasks[0]}, {plural(len(config.runs), 'run')} on {device()}, {os.cpu_count()} cores"
+    )
     for name, value in parts.items():
         print(f"  {name:<34} {value:>8.3f} s per iteration")
     print(f"  {steps:,} steps per iteration: {steps / parts['all together']:,.0f} steps/s end to end")

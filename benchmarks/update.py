@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.timing import device
+from benchmarks.timing import count, device
 from sphere.algos import ppo
 from sphere.nets import NetConfig
 from sphere.variants import PenaltyConfig
@@ -197,9 +197,9 @@ def compare(experts: int, batch: int, fleets: list[int], seconds: float, quick: 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--experts", type=int, nargs="+", default=[10, 1000])
-    parser.add_argument("--batch", type=int, nargs="+", default=[64, 256], help="samples of a minibatch")
-    parser.add_argument("--fleets", type=int, nargs="+", default=[1, 5, 10], help="runs in a fleet")
+    parser.add_argument("--experts", type=count, nargs="+", default=[10, 1000])
+    parser.add_argument("--batch", type=count, nargs="+", default=[64, 256], help="samples of a minibatch")
+    parser.add_argument("--fleets", type=count, nargs="+", default=[1, 5, 10], help="runs in a fleet")
     parser.add_argument("--seconds", type=float, default=20.0 if ON_CPU else 60.0, help="longest measurement")
     parser.add_argument("--fast", action="store_true", help="GPU kernels chosen by timing (deterministic=False)")
     parser.add_argument("--quick", action="store_true", help="fewer minibatches and repeats")

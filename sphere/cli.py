@@ -14,6 +14,7 @@ import tyro
 
 import sphere
 from sphere.mistakes import UserError, nearest
+from sphere.runs.progress import plural
 from sphere.runs.settings import FleetConfig
 
 USAGE = """usage: sphere COMMAND ...
@@ -137,7 +138,7 @@ def report(arguments: list[str]) -> None:
     loaded = write_report(options.directories, options.out, options.success, options.figures)
     for note in loaded.notes:
         print(f"sphere: {note}", file=sys.stderr)
-    print(f"{len(loaded.runs)} runs: {options.out / 'index.html'}")
+    print(f"{plural(len(loaded.runs), 'run')}: {options.out / 'index.html'}")
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ def export(arguments: list[str]) -> None:
     if not options.directories:
         raise UserError("export which runs? name directories that sphere train wrote: sphere export runs/first")
     written = copy(options.directories, options.out, options.every)
-    print(f"{len(written)} runs: {options.out}")
+    print(f"{plural(len(written), 'run')}: {options.out}")
 
 
 @dataclass(frozen=True)
@@ -229,12 +230,14 @@ def heldout(arguments: list[str]) -> None:
     options = tyro.cli(Heldout, prog="sphere heldout", args=arguments)
     if options.suite not in RECIPES:
         raise nearest("recipe for held-out states of", options.suite, list(RECIPES))
+    if options.states < 1:  # before hours of training
+        raise UserError(f"--states {options.states}; want at least 1, the shipped batches have 512")
     work = options.work or Path("runs") / f"heldout-{options.suite}"
     out = options.out or Path(f"{options.suite}.npz")
     try:
         run(RECIPES[options.suite], work, resume=(work / "fleet.json").exists())
     except Interrupted as stopped:
-        raise UserError(f"{stopped.at}; go on with the same command") from None
+        raise Interrupted(f"{stopped.at}; go on with the same command") from None
     batch = make(RECIPES[options.suite], work, options.states, out)
     print(
         f"{out}: {batch.states.shape[0]} states of {batch.states.shape[1]} numbers, sha256 {batch.provenance['sha256'][:12]}…"
@@ -317,6 +320,15 @@ COMMANDS: dict[str, Callable[[list[str]], Any]] = {
 }
 
 
+def _stopped(error: Exception) -> bool:
+    """Whether training was asked to end, saved, and left."""
+    if not isinstance(error, RuntimeError):
+        return False
+    from sphere.runs.loop import Interrupted
+
+    return isinstance(error, Interrupted)
+
+
 def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     if not arguments or arguments[0] in ("-h", "--help"):
@@ -333,7 +345,7 @@ def main(arguments: list[str] | None = None) -> int:
         raise
     except (UserError, ValueError, OSError, RuntimeError) as error:
         print(f"sphere: {error}", file=sys.stderr)
-        return 1
+        return INTERRUPTED if _stopped(error) else 1
     except KeyboardInterrupt:
         print("sphere: interrupted", file=sys.stderr)
         return INTERRUPTED

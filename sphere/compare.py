@@ -1,5 +1,6 @@
 """What `sphere verify` prints: how far this program is from recorded or running references."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,17 @@ USAGE = """usage: sphere verify update FILE          recorded PPO updates, repla
        sphere verify humanoidbench FILE   recorded episodes of the package, replayed"""
 
 
-def _file(arguments: list[str], what: str) -> Path:
+HELP = """usage: sphere verify {what} FILE
+
+  FILE   an .npz in the golden format: {holds}
+
+prints how far this program is from each of them, and leaves with exit code 1 if one is further than its target"""
+
+
+def _file(arguments: list[str], what: str, holds: str) -> Path:
+    if {"-h", "--help"} & set(arguments):
+        print(HELP.format(what=what, holds=holds))
+        sys.exit()  # as it does where tyro shows the help
     if len(arguments) != 1:
         raise ValueError(f"usage: sphere verify {what} FILE, one file in the golden format; got {len(arguments)}")
     return Path(arguments[0])
@@ -20,7 +31,7 @@ def _file(arguments: list[str], what: str) -> Path:
 def update(arguments: list[str]) -> bool:
     from sphere.verify import verify_update
 
-    found = verify_update(_file(arguments, "update"))
+    found = verify_update(_file(arguments, "update", "recorded PPO updates, to be replayed"))
     for case in dict.fromkeys(deviation.case for deviation in found):
         print(f"\ncase {case}\n{'array':<44} {'deviation':>11} {'target':>9}")
         for d in (d for d in found if d.case == case):
@@ -70,7 +81,7 @@ def metaworld(arguments: list[str]) -> bool:
 def humanoidbench(arguments: list[str]) -> bool:
     from sphere.envs.humanoidbench_verify import verify
 
-    rows = verify(_file(arguments, "humanoidbench"))
+    rows = verify(_file(arguments, "humanoidbench", "recorded episodes of the package, to be replayed"))
     print(f"{'task':<10} {'episodes':>9} {'steps':>7} {'observation':>12} {'reward':>9} {'terminations':>13}")
     for row in rows:
         print(

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from sphere.runs import record
-from sphere.runs.loop import train
+from sphere.runs.loop import Interrupted, train
 from sphere.runs.presets import preset
 from sphere.runs.settings import FleetConfig, run_name
 
@@ -98,7 +98,11 @@ def main() -> None:
     print(f"{runs} runs (Top-K and SPHERE, {len(DEMO.seeds)} seeds each), one fleet, through {tasks}")
     print(f"{DEMO.steps_per_task:,} steps of MetaWorld per task and run; a few minutes on two cores\n", flush=True)
     started = time.monotonic()
-    train(DEMO, out)
+    try:
+        train(DEMO, out)
+    except Interrupted as stopped:
+        print(stopped, file=sys.stderr)
+        sys.exit(130)  # as all that Ctrl-C ends
     elapsed = time.monotonic() - started
     series = evaluations(DEMO, out)
     steps = runs * len(DEMO.tasks) * DEMO.iterations_per_task * DEMO.iteration_steps

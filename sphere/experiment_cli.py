@@ -7,6 +7,7 @@ from typing import Literal
 import tyro
 
 from sphere.experiments import NAMES, find
+from sphere.runs.progress import plural
 from sphere.study.cells import Scale
 from sphere.study.experiment import Experiment
 from sphere.study.fleets import Schedule
@@ -69,17 +70,18 @@ def plan_text(name: str, experiment: Experiment, scale: Scale, schedule: Schedul
     )
     lines = [
         f"{name}, {scale}: {experiment.title} [{experiment.source}]",
-        f"{len(runs)} runs in {len(schedule.jobs)} fleets; {finished} runs are finished; {left:,} environment steps are left",
+        f"{plural(len(runs), 'run')} in {plural(len(schedule.jobs), 'fleet')}, {finished} finished; "
+        f"{plural(left, 'environment step')} left",
         "",
     ]
     width = max(len(job.directory.name) for job in schedule.jobs)
     for job in schedule.jobs:
         config = job.config
-        shape = f"{len(config.tasks)} tasks x {config.iterations_per_task * config.iteration_steps:,} steps"
+        shape = f"{plural(len(config.tasks), 'task')} x {config.iterations_per_task * config.iteration_steps:,} steps"
         rho = " ".join(f"{value:g}" for value in config.rho)
         lines.append(
-            f"  {job.directory.name:<{width}}  {len(config.runs):>3} runs (seeds {_spelled(config.seeds)}; rho {rho})  "
-            f"{shape}  {job.state}"
+            f"  {job.directory.name:<{width}}  {plural(len(config.runs), 'run'):>8} "
+            f"(seeds {_spelled(config.seeds)}; rho {rho})  {shape}  {job.state}"
         )
     return "\n".join(lines)
 
@@ -103,19 +105,20 @@ def run(arguments: list[str]) -> None:
     experiment = find(options.name)
     schedule = experiment.schedule(options.scale, options.seeds, options.out)
     todo = schedule.open
-    say(
-        f"{options.name}, {options.scale}: {len(schedule.jobs)} fleets, {len(schedule.jobs) - len(todo)} of them finished"
-    )
+    finished = len(schedule.jobs) - len(todo)
+    say(f"{options.name}, {options.scale}: {plural(len(schedule.jobs), 'fleet')}, {finished} of them finished")
     if not todo:
         return
     resources = Resources(options.cpus, options.gpus, options.hours, options.partition)
     try:
         failed = LAUNCHERS[options.launcher](todo, resources, options.out / options.scale / options.launcher)
     except Interrupted as stopped:
-        raise RuntimeError(f"{stopped.at}; go on with the same command") from None
+        raise Interrupted(f"{stopped.at}; go on with the same command") from None
     if failed:
         told = "; ".join(f"{one.job.directory.name}: {one.reason}" for one in failed)
-        raise RuntimeError(f"{len(failed)} of {len(todo)} fleets failed, run again to go on with them: {told}")
+        raise RuntimeError(
+            f"{len(failed)} of {plural(len(todo), 'fleet')} failed, run again to go on with them: {told}"
+        )
     if options.launcher != "slurm":
         say(
             f"its tables and figures: sphere experiment report {options.name} --scale {options.scale} --out {options.out}"
@@ -132,7 +135,7 @@ def report(arguments: list[str]) -> None:
         say(f"sphere: {note}")
     out = options.out / options.scale / "reports" / options.name
     written = write_results(options.name, experiment, found, out)
-    print(f"{len(found.loaded.runs)} runs, {len(written)} files: {out / 'index.html'}")
+    print(f"{plural(len(found.loaded.runs), 'run')}, {plural(len(written), 'file')}: {out / 'index.html'}")
 
 
 VERBS = {"plan": plan, "run": run, "report": report}

@@ -5,7 +5,8 @@ K_ij = sum over layers and over slots that met the same parameters of (a_i . a_j
 The scalar output per sample is the sum of the network's outputs; the log standard deviation of a policy is left out.
 """
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -31,6 +32,31 @@ class Factor(eqx.Module):
 
 def _states(name: str, value: Any) -> Array:
     return finite(name, value, 2)
+
+
+def _tapped(arguments: Mapping[str, Any]) -> None:
+    """A network says by a trace what its layers saw; a function does not."""
+    net = arguments["net"]
+    for trunk in _trunks(net):
+        if not callable(trunk) or "taps" not in inspect.signature(trunk).parameters:
+            raise TypeError(
+                f"net is {net!r:.60}, wanted a network of sphere.nets, called as net(x, taps); for any other function "
+                "there is sphere.ntk.slq_effective_rank(fn, params, x, key)"
+            )
+
+
+def _function_of_numbers(arguments: Mapping[str, Any]) -> None:
+    fn, leaves = arguments["fn"], jax.tree.leaves(arguments["params"])
+    if not callable(fn):
+        raise TypeError(f"fn is {fn!r:.60}, wanted a function that is called as fn(params, x)")
+    for leaf in leaves:
+        if not eqx.is_array_like(leaf):
+            raise TypeError(
+                f"params holds {leaf!r:.60}, wanted nothing but arrays; keep the rest out of it by "
+                "equinox.partition(net, equinox.is_inexact_array)"
+            )
+    if not any(eqx.is_inexact_array_like(leaf) for leaf in leaves):
+        raise ValueError("params holds no real numbers, wanted some that fn can be differentiated by")
 
 
 def _trunks(net: Any) -> list[Any]:
@@ -94,6 +120,7 @@ class Blocks(NamedTuple):
     expert: Float[Array, "n n"]
 
 
+@checked(_tapped)
 def blocks(net: Callable, x: Float[Array, "n obs"], batch_size: int | None = None) -> Blocks:
     """J_gate J_gate^T and J_expert J_expert^T; with `sphere.bounds` they give the gate-expert coupling."""
     zero = jnp.zeros((x.shape[0], x.shape[0]), x.dtype)
@@ -111,6 +138,7 @@ class KroneckerFactors(NamedTuple):
     psi: Float[Array, "n experts outer"]  # each expert's own signal d m_e / d z_e, not weighted
 
 
+@checked(_tapped)
 def kronecker_factors(net: Any, x: Float[Array, "n obs"]) -> tuple[KroneckerFactors, ...]:
     """The factors of A_(l-1) and G_l for every expert layer; all experts on all samples, chosen or not, as the paper
     defines them."""
@@ -152,6 +180,8 @@ def lanczos(multiply: Callable[[Array], Array], start: Float[Array, " n"], depth
     Each vector is made orthogonal to all before it, twice. Where the space is used up (K has fewer distinct eigenvalues
     than `depth`) the rest of T is zero and has no part in e_1^T f(T) e_1 for f(0) = 0.
     """
+    if depth < 1:
+        raise ValueError(f"depth={depth}: Lanczos takes at least 1 step; 32 are enough for most spectra")
 
     def step(carry: tuple[Array, Array, Array], i: Array) -> tuple[tuple[Array, Array, Array], tuple[Array, Array]]:
         basis, q, scale = carry
@@ -172,7 +202,7 @@ def lanczos(multiply: Callable[[Array], Array], start: Float[Array, " n"], depth
     return jnp.diag(alpha) + jnp.diag(beta[:-1], 1) + jnp.diag(beta[:-1], -1)
 
 
-@checked(x=_states)
+@checked(_function_of_numbers, x=_states)
 def slq_effective_rank(
     fn: Callable[[Any, Array], Array],
     params: Any,
@@ -196,7 +226,13 @@ def slq_effective_rank(
     depth = min(depth, n)
 
     def scalar(params: Any) -> Float[Array, " n"]:
-        return jnp.sum(fn(params, x).reshape(n, -1), axis=1)
+        found = fn(params, x)
+        if getattr(found, "shape", ())[:1] != (n,):
+            kind = f"shape {found.shape}" if hasattr(found, "shape") else type(found).__name__
+            raise ValueError(
+                f"fn(params, x) gives {kind}, wanted an array of shape [{n}] or [{n}, d]: a row for each state"
+            )
+        return jnp.sum(found.reshape(n, -1), axis=1)
 
     _, pull = jax.vjp(scalar, params)
 

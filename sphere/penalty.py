@@ -224,6 +224,16 @@ def _returning_three(function: Callable) -> Callable:
     return checked
 
 
+def _strength(rho: Any) -> None:
+    """One number; where it can be looked at, a finite one: of NaN all parameters would become NaN."""
+    if rho is None or isinstance(rho, str):
+        raise TypeError(f"rho is {rho!r}, wanted a number; 0 leaves the penalty out")
+    if jnp.ndim(rho) != 0:
+        raise ValueError(f"rho is one number, not of shape {jnp.shape(rho)}; call as (params, rho, *args)")
+    if known(rho) and not np.isfinite(rho):
+        raise ValueError(f"rho is {rho}, wanted a finite number; 0 leaves the penalty out")
+
+
 def _for_each(rho: Any, penalty: Any) -> tuple[Any, ...]:
     """A rho for each term."""
     count = len(penalty) if isinstance(penalty, tuple) else 1
@@ -262,8 +272,7 @@ def penalised_value_and_grad(
 
     def value_and_grad(params: Any, rho: Any, *args: Any) -> tuple[Penalised, Any]:
         for one in rho if isinstance(rho, tuple) else (rho,):
-            if jnp.ndim(one) != 0:
-                raise ValueError(f"rho is one number, not of shape {jnp.shape(one)}; call as (params, rho, *args)")
+            _strength(one)
         if coefficient == "gradient-norm":
             # Each by its own backward pass: no work on cotangents that are zero, and the task's gradient is compiled
             # as it would be alone. The compiler finds that both share the forward pass.

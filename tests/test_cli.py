@@ -9,14 +9,17 @@ import sys
 import time
 from pathlib import Path
 
+import imageio.v3 as imageio
 import numpy as np
 import pytest
 from fleets import TINY
+from made_runs import settings, write_run
 
 import sphere.__main__ as entry
 from sphere import cli
 from sphere.cli import main
-from sphere.runs import plan
+from sphere.runs import film, loop, plan
+from sphere.runs.inspect import show_text
 from sphere.runs.presets import PRESETS
 from sphere.runs.record import plain
 from sphere.runs.settings import FleetConfig, rebuild
@@ -39,6 +42,7 @@ def test_train_show_eval_and_resume(tmp_path, capsys):
     capsys.readouterr()
     assert main(["show", out]) == 0
     shown = capsys.readouterr().out
+    assert f"{out}: 4 runs, crl, 2 tasks\n" in shown
     assert re.search(r"rho0.001-seed3 +256 +probe/reach-east", shown)
     assert main(["eval", out, "--episodes", "3", "--tasks", "reach-east"]) == 0
     assert "probe/reach-east" in capsys.readouterr().out
@@ -117,6 +121,24 @@ def test_mistakes_are_answered_with_a_sentence(words, sentence, capsys):
     assert "Traceback" not in captured.err
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "update --fleets 0",
+        "update --batch 0",
+        "train --iterations 0",
+        "mitigations --fleets 1 0",
+        "pool --envs -1",
+        "env --rounds 0",
+    ],
+)
+def test_benchmarks_of_nothing_are_refused(words, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["bench", *words.split()])
+    assert end.value.code == 2
+    assert "want a whole number, at least 1" in capsys.readouterr().err
+
+
 def test_bench_env_as_a_user_calls_it():
     """Through the command line in a process of its own: what worker processes import is found from there only."""
     words = ["bench", "env", "--tasks", "faucet-close", "--envs", "2", "--seconds", "0.1", "--rounds", "1"]
@@ -133,6 +155,20 @@ def test_impossible_settings_are_answered_too(capsys):
     with pytest.raises(SystemExit):
         main(["train", "--preset", "probe-crl", "--ppo.batch-size", "100"])
     assert "64, 128, 256" in " ".join(capsys.readouterr().err.split())
+
+
+def test_rho_that_is_no_tuple_of_numbers_is_refused():
+    """In a process of its own: in this one types are checked before the settings are."""
+    program = """
+from sphere.runs.settings import FleetConfig
+for rho in ("0.1", ("0.1",), 0.1, (None,)):
+    try:
+        FleetConfig(rho=rho)
+    except ValueError as error:
+        print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert done.stdout.count("wanted numbers in a tuple, as (0.0, 0.1)") == 4
 
 
 def test_a_mistyped_option_is_answered_with_the_nearest_one(capsys):
@@ -203,12 +239,48 @@ def test_ctrl_c_before_the_first_iteration_leaves_cleanly(tmp_path):
     assert f"nothing was saved yet: sphere resume {tmp_path / 'fleet'}" in said
 
 
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        (["train", "--preset", "probe-crl", *SMALL], "sphere resume"),
+        (["heldout", "metaworld", "--work", "work"], "the same command"),
+        (["experiment", "run", "metaworld-crl", "--out", "runs"], "the same command"),
+    ],
+)
+def test_training_that_ctrl_c_ended_in_good_order_has_its_exit_code_too(words, advice, tmp_path, monkeypatch, capsys):
+    def stop(*_, **__):
+        raise loop.Interrupted("stopped after step 64; go on with: sphere resume it")
+
+    monkeypatch.setattr(loop, "train", stop)
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 130
+    said = capsys.readouterr().err
+    assert "stopped after step 64" in said
+    assert advice in said
+
+
+def test_no_held_out_states_are_refused_before_training_for_them(monkeypatch, capsys):
+    monkeypatch.setattr(loop, "train", lambda *_, **__: pytest.fail("it trains"))
+    assert main(["heldout", "metaworld", "--states", "0"]) == 1
+    assert "want at least 1" in capsys.readouterr().err
+
+
+def test_an_error_while_training_is_no_interruption(monkeypatch, capsys):
+    def fail(*_, **__):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(loop, "train", fail)
+    assert main(["train", "--preset", "probe-crl", *SMALL]) == 1
+    assert "out of memory" in capsys.readouterr().err
+
+
 SETTINGS = (
     "--checkpoint-every=0 --evaluation.every=0 --evaluation.heldout=-1 --evaluation.episodes=0 --steps-per-task=0 "
 )
 SETTINGS += (
-    "--ppo.learning-rate=nan --ppo.learning-rate=-1 --ppo.gamma=1.5 --ppo.epochs=0 --rho=nan --seeds=-1 --workers=-1"
+    "--ppo.learning-rate=nan --ppo.learning-rate=-1 --ppo.gamma=1.5 --ppo.epochs=0 --rho=nan --seeds=-1 --workers=-1 "
 )
+SETTINGS += "--ppo.max-grad-norm=0 --ppo.max-grad-norm=-1 --ppo.max-grad-norm=nan --ppo.max-grad-norm=inf"
 
 
 def refused(words):
@@ -250,6 +322,16 @@ def test_benchmarks_tell_about_themselves(name, capsys):
     assert "usage" in capsys.readouterr().out
 
 
+def test_one_run_is_not_one_runs(tmp_path, capsys):
+    config = dataclasses.replace(TINY, seeds=(0,), rho=(0.0,), tasks=TINY.tasks[:1])
+    assert show_text(config, tmp_path).startswith(f"{tmp_path}: 1 run, crl, 1 task\n")
+    write_run(tmp_path / "runs" / "a", settings())
+    assert main(["report", str(tmp_path / "runs"), "-o", str(tmp_path / "out"), "--no-figures"]) == 0
+    assert capsys.readouterr().out.startswith("1 run: ")
+    assert main(["export", str(tmp_path / "runs"), "-o", str(tmp_path / "copy")]) == 0
+    assert capsys.readouterr().out.startswith("1 run: ")
+
+
 def test_eval_of_an_rl_fleet_is_of_the_task_it_is_at(tmp_path, capsys):
     out = str(tmp_path / "fleet")
     words = ["train", "--preset", "probe-rl", "--tasks", "reach-north", "reach-east", "--rho", "0"]
@@ -274,6 +356,17 @@ def test_verify_says_what_there_is_and_names_the_nearest(capsys):
     assert "sphere verify humanoidbench FILE" in capsys.readouterr().err
     assert main(["assets", "humanoidbenc"]) == 1
     assert "did you mean humanoidbench?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("check", ["update", "metaworld", "humanoidbench"])
+@pytest.mark.parametrize("option", ["--help", "-h"])
+def test_every_check_tells_about_itself(check, option, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["verify", check, option])
+    assert end.value.code in (0, None)
+    said = capsys.readouterr().out
+    assert f"usage: sphere verify {check}" in said
+    assert "exit" in said
 
 
 def test_verify_metaworld_prints_a_row_per_task(capsys):
@@ -303,5 +396,27 @@ def test_metaworld_trains_resumes_and_is_filmed(capsys, tmp_path):
         error = capsys.readouterr().err
         assert "cannot be drawn off-screen here" in error
         pytest.skip(error)
-    assert "rho0.1-seed0 on metaworld/window-close, 12 steps" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "filming rho0.1-seed0 on metaworld/window-close, at most 12 steps" in said.err
+    assert "rho0.1-seed0 on metaworld/window-close, 12 steps" in said.out
     assert gif.read_bytes()[:4] == b"GIF8"
+
+
+@pytest.mark.parametrize("name", ["episode.gif", "episode.mp4"])
+@pytest.mark.parametrize("kept", [b"the film before", None])
+def test_a_film_that_cannot_be_finished_leaves_what_was_there(name, kept, tmp_path, monkeypatch):
+    def cut_off(path, *_, **__):
+        Path(path).write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    out = tmp_path / name
+    if kept:
+        out.write_bytes(kept)
+    with monkeypatch.context() as patch:
+        patch.setattr(imageio, "imwrite", cut_off)
+        with pytest.raises(KeyboardInterrupt):
+            film.write([np.zeros((4, 4, 3), np.uint8)], out)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == ({name: kept} if kept else {})
+    film.write([np.full((4, 4, 3), 50 * i, np.uint8) for i in range(3)], tmp_path / "episode.gif")
+    assert len(imageio.imread(tmp_path / "episode.gif")) == 3
+    assert not list(tmp_path.glob("*partial*"))

@@ -342,7 +342,7 @@ def test_from_runs_to_page(tmp_path, monkeypatch, capsys):
     assert main(["experiment", "run", "metaworld-crl", *words]) == 0
     assert main(["experiment", "plan", "metaworld-crl", *words]) == 0
     said = capsys.readouterr().out
-    assert "2 runs in 1 fleets; 2 runs are finished; 0 environment steps are left" in said
+    assert "2 runs in 1 fleet, 2 finished; 0 environment steps left" in said
     records = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("metrics.jsonl")}
     assert len(records) == 2
     assert main(["experiment", "run", "metaworld-crl", *words]) == 0  # nothing left to do

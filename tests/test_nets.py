@@ -200,6 +200,16 @@ def test_impossible_settings_are_refused_with_a_sentence(settings, sentence):
         network(settings.pop("kind", "top-k"), **settings)
 
 
+@pytest.mark.parametrize("kind", ["mlp", "top-k", "soft", "expert-choice"])
+@pytest.mark.parametrize("shape", [(4, OBS + 1), (OBS,), (2, 4, OBS)])
+def test_states_that_do_not_fit_are_refused_with_a_sentence(kind, shape):
+    net = network(kind)
+    actor = GaussianActor(net, ACT)
+    for call in (net, jax.jit(lambda x: net(x)[0]), actor if len(shape) == 2 else net):
+        with pytest.raises(ValueError, match=rf"wanted \[n, {OBS}\].*built for"):
+            call(jnp.zeros(shape))
+
+
 def test_wrong_number_of_taps_is_refused():
     net, x = network("mlp"), states()
     with pytest.raises(ValueError, match="make them with"):

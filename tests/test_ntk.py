@@ -140,7 +140,11 @@ def test_float32_is_good_enough_to_log():
 
 
 def slq(**settings):
-    return ntk.slq_effective_rank(lambda p, x: x @ p, jnp.zeros(OBS), states(), jax.random.key(0), **settings)
+    return slq_of(lambda p, x: x @ p, jnp.zeros(OBS), **settings)
+
+
+def slq_of(fn, params, **settings):
+    return ntk.slq_effective_rank(fn, params, states(), jax.random.key(0), **settings)
 
 
 @pytest.mark.parametrize(
@@ -152,11 +156,39 @@ def slq(**settings):
         (lambda net: ntk.gram(net, states(), batch_size=0), "use 1 or more"),
         (lambda net: slq(probes=1), "at least 2"),
         (lambda net: slq(distribution="u"), "rademacher"),
+        (lambda net: slq(depth=0), "at least 1 step"),
+        (lambda net: ntk.lanczos(lambda v: v, jnp.ones(4) / 2, -1), "at least 1 step"),
+        (lambda net: ntk.effective_rank(net, states()[:, 1:]), rf"wanted \[n, {OBS}\]"),
+        (lambda net: slq_of(lambda p, x: p @ x.T @ x, jnp.ones(OBS)), "a row for each state"),
+        (lambda net: slq_of(lambda p, x: (x @ p, None), jnp.ones(OBS)), "gives tuple"),
+        (lambda net: slq_of(lambda p, x: x[:, 0], {}), "holds no real numbers"),
+        (lambda net: slq_of(lambda p, x: x[:, 0], jnp.arange(3)), "holds no real numbers"),
     ],
 )
 def test_bad_input_is_answered_with_a_sentence(call, sentence):
     with pytest.raises(ValueError, match=sentence):
         call(network("mlp"))
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (
+            lambda: ntk.effective_rank(lambda x: x @ jnp.ones(OBS), states()),
+            r"slq_effective_rank\(fn, params, x, key\)",
+        ),
+        (lambda: ntk.effective_rank(lambda params, x: x, states()), "wanted a network of sphere.nets"),
+        (lambda: ntk.effective_rank(eqx.nn.MLP(OBS, 1, 8, 1, key=jax.random.key(0)), states()), "wanted a network"),
+        (lambda: ntk.blocks({"kernel": jnp.ones(2)}, states()), "wanted a network"),
+        (lambda: ntk.blocks(jnp.tanh, states()), "wanted a network"),
+        (lambda: ntk.kronecker_factors(None, states()), "wanted a network"),
+        (lambda: slq_of(jnp.ones(OBS), lambda p, x: x @ p), "wanted a function"),
+        (lambda: slq_of(lambda p, x: x[:, 0], [jnp.ones(2), jnp.tanh]), "wanted nothing but arrays"),
+    ],
+)
+def test_what_is_no_network_or_no_function_is_told(call, sentence):
+    with pytest.raises(TypeError, match=sentence):
+        call()
 
 
 def test_public_names():

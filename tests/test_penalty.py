@@ -375,6 +375,18 @@ def test_what_is_called_wrongly_is_told():
         penalised_value_and_grad(lambda p: (p @ p, p @ p, None))(jnp.ones(2), (0.1, 0.1, 0.1))
 
 
+@pytest.mark.parametrize("coefficient", ["gradient-norm", "loss-ratio", "fixed"])
+def test_a_rho_that_is_no_number_is_refused(coefficient):
+    call = penalised_value_and_grad(lambda p: (p @ p, p @ p, None), coefficient)
+    for rho in ("0.1", None, ("0.1",)):
+        with pytest.raises(TypeError, match="wanted a number"):
+            call(jnp.ones(2), rho)
+    for rho in (float("nan"), np.inf, jnp.asarray(jnp.nan), (jnp.nan,)):
+        with pytest.raises(ValueError, match="wanted a finite number"):
+            call(jnp.ones(2), rho)
+    assert np.isnan(jax.jit(call)(jnp.ones(2), jnp.nan)[1]).all()  # inside jit: NaN in, NaN out
+
+
 @pytest.mark.parametrize("size", [1.0, 1e-4, 1e-6])
 def test_a_penalty_with_a_tiny_gradient_is_felt_less_than_rho_says(size):
     """1e-8 under the root of the released code's norms: lambda ||grad penalty|| / ||grad task|| = rho s / sqrt(s^2 + 1e-8)."""

@@ -166,6 +166,17 @@ def test_runs_without_any_evaluation_make_a_page_too(tmp_path):
     assert "Average success" not in text  # of which there would be an empty chart
 
 
+@pytest.mark.parametrize("file", ["fleet.json", "config.json", "metrics.jsonl"])
+def test_a_report_is_not_written_among_records(file, tmp_path):
+    write_run(tmp_path / "fleet" / "a", settings())
+    out = tmp_path / "fleet" / "a" if file != "fleet.json" else tmp_path / "fleet"
+    (out / file).touch()
+    before = {path: path.read_bytes() for path in (tmp_path / "fleet").rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match=r"holds records of training .* name another directory"):
+        write_report([tmp_path / "fleet"], out, figures=False)
+    assert {path: path.read_bytes() for path in (tmp_path / "fleet").rglob("*") if path.is_file()} == before
+
+
 def test_the_command_line(runs, tmp_path):
     command = [sys.executable, "-m", "sphere", "report", str(runs), "-o", str(tmp_path / "out"), "--no-figures"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)

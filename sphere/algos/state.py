@@ -27,9 +27,7 @@ INIT_ACTOR, INIT_CRITIC, ACT, SHUFFLE, INIT_METHODS, METHODS, SHUFFLE_OTHER = ra
 BOUNDS = {
     **dict.fromkeys(("num_envs", "rollout_steps", "batch_size", "epochs"), (1, None)),
     **dict.fromkeys(("gamma", "gae_lambda", "anneal"), (0, 1)),
-    **dict.fromkeys(
-        ("clip", "max_grad_norm", "learning_rate", "final_learning_rate", "target_kl", "adam_eps"), (0, None)
-    ),
+    **dict.fromkeys(("clip", "learning_rate", "final_learning_rate", "target_kl", "adam_eps"), (0, None)),
 }
 
 
@@ -74,6 +72,11 @@ class PPOConfig:
 
     def __post_init__(self) -> None:
         in_range(self, BOUNDS, "ppo.")
+        if not 0 < self.max_grad_norm < math.inf:
+            raise ValueError(
+                f"ppo.max_grad_norm={self.max_grad_norm}; want a number above 0: 0 would make every gradient 0, and nothing "
+                "would be learned; a large one, as 1e9, clips nothing"
+            )
         samples = self.num_envs * self.rollout_steps
         if samples % self.batch_size:
             fitting = [b for b in range(1, samples + 1) if samples % b == 0]

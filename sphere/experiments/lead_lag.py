@@ -8,6 +8,7 @@ from sphere.report.paper import QUOTED
 from sphere.report.series import BLOCK, Series, best_lag, lagged_correlations, predict_one_step
 from sphere.report.summary import band
 from sphere.report.tables import Cell, Measured, Table
+from sphere.runs.progress import plural
 from sphere.study.cells import cell
 from sphere.study.experiment import Experiment, Found, Results
 
@@ -58,7 +59,8 @@ def results(found: Found) -> Results:
     theirs: dict[str, Cell] = {name: printed(QUOTED[name]) for name in ours} | {"lead-lag: best lag": "10"}
     rows: list[list[Cell]] = [[name, value, theirs[name]] for name, value in ours.items()]
     note = (
-        f"{len(pair[0].step)} evaluations, means over {len(found.runs(LABEL))} runs. Correlation of success with r_e(K) that "
+        f"{plural(len(pair[0].step), 'evaluation')}, means over {plural(len(found.runs(LABEL)), 'run')}. "
+        "Correlation of success with r_e(K) that "
         "many evaluations before. Regression of success on success and r_e(K) one evaluation before and a linear trend; "
         f"moving-block bootstrap, blocks of {BLOCK}. A dash: a series does not vary, or is too short."
     )

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Integer, PRNGKeyArray
 
 from sphere.mitigations.method import After, Method, Role, Step, Weights, placed
-from sphere.mitigations.units import Activity, activity, cut, mlps, replanted, with_mlps
+from sphere.mitigations.units import Activity, activity, cut, mlps, replanted, unit_shapes, with_mlps
 from sphere.nets import MLP
 from sphere.variants import Placement
 
@@ -47,8 +47,7 @@ class CBP(Method):
 
     def init(self, nets: dict[Role, Any], key: PRNGKeyArray) -> Any:
         def units(mlp: MLP) -> list[Units]:
-            shapes = [layer.bias.shape for layer in mlp.hidden if layer.bias is not None]
-            return [Units(jnp.zeros(shape), jnp.zeros(shape, jnp.int32)) for shape in shapes]
+            return [Units(jnp.zeros(shape), jnp.zeros(shape, jnp.int32)) for shape in unit_shapes(mlp)]
 
         return {role: {part: units(mlp) for part, mlp in mlps(nets[role]).items()} for role in placed(self.placement)}
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from sphere.mitigations.method import After, Method, Role, Step, Weights, placed
-from sphere.mitigations.units import Activity, activity, cut, mlps, replanted, with_mlps
+from sphere.mitigations.units import Activity, activity, cut, mlps, replanted, unit_shapes, with_mlps
 from sphere.nets import MLP
 from sphere.variants import Placement
 
@@ -45,8 +45,7 @@ class ReDo(Method):
 
     def init(self, nets: dict[Role, Any], key: PRNGKeyArray) -> Any:
         def none(mlp: MLP) -> Activity:
-            shapes = [layer.bias.shape for layer in mlp.hidden if layer.bias is not None]
-            return Activity(tuple(jnp.zeros(shape) for shape in shapes), jnp.zeros(mlp.head.kernel.shape[0]))
+            return Activity(tuple(map(jnp.zeros, unit_shapes(mlp))), jnp.zeros(mlp.head.kernel.shape[0]))
 
         return {role: {part: none(mlp) for part, mlp in mlps(nets[role]).items()} for role in placed(self.placement)}
 

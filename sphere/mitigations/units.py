@@ -42,6 +42,11 @@ def _alone(mlp: MLP) -> bool:
     return mlp.head.kernel.ndim == 2
 
 
+def unit_shapes(mlp: MLP) -> list[tuple[int, int]]:
+    """[experts, width] of every hidden layer, of an MLP as `mlps` gives it."""
+    return [(layer.kernel.shape[0], layer.kernel.shape[-1]) for layer in mlp.hidden]
+
+
 class Activity(NamedTuple):
     """Of the hidden units of one part, by the samples that met them."""
 

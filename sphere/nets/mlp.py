@@ -1,12 +1,15 @@
 """Linear layers and the multilayer perceptron, alone or as a bank with a leading expert axis."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from sphere.checks import checked
 from sphere.nets.trace import Recorder, Trace
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"relu": jax.nn.relu, "tanh": jnp.tanh}
@@ -15,6 +18,16 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"relu": jax.nn.relu, "tanh":
 def turned(leaf: Array) -> Array:
     """A kernel [inner, outer] as [outer, inner], the order in which JAX forms its gradient; a vector as it is."""
     return jnp.swapaxes(leaf, -1, -2) if leaf.ndim >= 2 else leaf
+
+
+def readable(arguments: Mapping[str, Any]) -> None:
+    """The states that a network is called with are rows of the width that it was built for."""
+    found, inner = np.shape(arguments["x"]), arguments["self"].inner
+    if len(found) != 2 or found[1] != inner:
+        raise ValueError(
+            f"x has shape {found}, wanted [n, {inner}]: a row of {inner} numbers for each sample; give the observations that "
+            "the network was built for, one state as x[None], and several batches by jax.vmap"
+        )
 
 
 class Linear(eqx.Module):
@@ -86,6 +99,10 @@ class MLP(eqx.Module):
         self.head = Linear(width, outer, key=keys[-1])
         self.activation = activation
 
+    @property
+    def inner(self) -> int:
+        return self.hidden[0].kernel.shape[-2]
+
     def forward(self, x: Array, record: Callable[[str, Array, Array, bool], Array]) -> tuple[Array, tuple[Array, ...]]:
         """Output and the features after each hidden layer, for a plain MLP or, with a leading axis, for a bank of them."""
         features = []
@@ -98,6 +115,7 @@ class MLP(eqx.Module):
             features.append(x)
         return record("linear", x, self.head(x), self.head.bias is not None), tuple(features)
 
+    @checked(readable)
     def __call__(
         self, x: Float[Array, "n inner"], taps: tuple[Array, ...] | None = None
     ) -> tuple[Float[Array, "n outer"], Trace]:

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from sphere.checks import checked
 from sphere.nets import dispatch
-from sphere.nets.mlp import MLP
+from sphere.nets.mlp import MLP, readable
 from sphere.nets.routers import DeepSeek, ExpertChoice, Soft, TopK
 from sphere.nets.trace import Recorder, Trace
 
@@ -64,6 +65,12 @@ class MoE(eqx.Module):
     def num_experts(self) -> int:
         return self.experts.head.kernel.shape[-3]
 
+    @property
+    def inner(self) -> int:
+        # the experts of Soft MoE read tokens, not states
+        first = self.router.tokenise if isinstance(self.router, Soft) else self.experts.hidden[0]
+        return first.kernel.shape[-2]
+
     def with_compute(self, compute: Compute) -> "MoE":
         """The same network, its experts computed in another way."""
         other = object.__new__(type(self))
@@ -72,6 +79,7 @@ class MoE(eqx.Module):
         object.__setattr__(other, "compute", compute)
         return other
 
+    @checked(readable)
     def __call__(
         self, x: Float[Array, "n inner"], taps: tuple[Array, ...] | None = None
     ) -> tuple[Float[Array, "n outer"], Trace]:

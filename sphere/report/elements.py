@@ -51,7 +51,3 @@ def two_columns(values: dict[str, str]) -> Markup:
         for name, value in values.items()
     ]
     return element("div", element("table", element("tbody", *rows)), class_="scroll")
-
-
-def plural(count: int, word: str) -> str:
-    return f"{count} {word}{'s' * (count != 1)}"

@@ -4,9 +4,10 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from sphere.report.elements import EMPTY, Markup, element, plural, region, two_columns
+from sphere.report.elements import EMPTY, Markup, element, region, two_columns
 from sphere.report.labels import flatten, spell
 from sphere.report.run import Loaded, Run
+from sphere.runs.progress import plural
 from sphere.runs.provenance import devices
 
 COLUMNS = ("run", "method", "protocol", "seed", "steps", "state", "hours", "steps/s", "device", "settings", "versions")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sphere.report.compared import tables
-from sphere.report.elements import Markup, element, plural
+from sphere.report.elements import Markup, element
 from sphere.report.listing import notes_section, runs_section
 from sphere.report.load import load
 from sphere.report.payload import dump, payload
@@ -15,11 +15,15 @@ from sphere.report.run import Loaded
 from sphere.report.sections import section, suite_name
 from sphere.report.select import Success
 from sphere.report.summary import Comparison, comparisons
+from sphere.runs.progress import plural
+from sphere.runs.record import EPISODES, METRICS
 
 HERE = Path(__file__).parent
 FOOTER = "Made by sphere report from run directories alone."
 FILES = {"tables": ("txt", "md", "tex", "csv"), "figures": ("svg", "pdf", "png")}
 """What lies beside a page, by folder."""
+RECORDS = ("fleet.json", "config.json", METRICS, EPISODES)
+"""By which the directory of a fleet or of a run is known."""
 
 DEFINITIONS = (
     "A run is one sample. Its success on a task is the mean over the evaluation episodes right after that task's own "
@@ -116,6 +120,10 @@ def write_report(paths: Sequence[Path], out: Path, success: Success = "at-end", 
     loaded = load(paths)
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file; name a directory for the report with -o")
+    if records := [name for name in RECORDS if (out / name).exists()]:
+        raise ValueError(
+            f"{out} holds records of training ({records[0]}); name another directory for the report with -o"
+        )
     _clear(out)
     write(render(loaded, success), out / "index.html")
     for index, one in enumerate(found := comparisons(loaded, success)):

@@ -11,11 +11,12 @@ from sphere.report.compared import (
     per_task_table,
     so_far_table,
 )
-from sphere.report.elements import EMPTY, Markup, element, joined, plural, region, table
+from sphere.report.elements import EMPTY, Markup, element, joined, region, table
 from sphere.report.maps import retention
 from sphere.report.payload import ROUTER, spoken_metric
 from sphere.report.summary import Against, Comparison, against, averages, metrics, short, so_far
 from sphere.report.tables import Measured, digits
+from sphere.runs.progress import plural
 
 NAMES = {"metaworld": "MetaWorld", "humanoidbench": "HumanoidBench", "probe": "Probe tasks"}
 PROTOCOLS = {"crl": "CRL: one agent through all tasks", "rl": "RL: every task from scratch"}

@@ -1,5 +1,7 @@
 """`sphere render`: one deterministic episode of a policy as a film."""
 
+import os
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import numpy as np
 from sphere import envs
 from sphere.algos import ppo
 from sphere.runs.fleet import Fleet
+from sphere.runs.progress import Progress
 from sphere.runs.rollout import Statistics
 from sphere.runs.settings import FleetConfig, run_name
 
@@ -19,8 +22,6 @@ EVERY = 2  # steps per frame: a MetaWorld step is 12.5 ms, so films run a little
 
 def film(config: FleetConfig, directory: Path, run: str, task: str, seed: int, out: Path) -> str:
     """Write the film; a sentence on what it shows."""
-    import imageio.v3 as imageio
-
     if out.suffix not in (".gif", ".mp4"):
         raise ValueError(f"cannot film to {out.name!r}; name a .gif or an .mp4")
     if not out.absolute().parent.is_dir():
@@ -35,18 +36,34 @@ def film(config: FleetConfig, directory: Path, run: str, task: str, seed: int, o
         wanted = f"{config.tasks[0].split('/')[0]}/{wanted}"
     # The world is drawn in this process: a picture is larger than all else that a worker sends.
     with envs.make(wanted, num_envs=1, seed=seed, workers=0, **config.simulator.given()) as pool:
-        frames, facts = _episode(actor, statistics, pool)
-    options: dict[str, Any] = {"fps": FRAMES_PER_SECOND} if out.suffix == ".mp4" else {"duration": 40, "loop": 0}
-    try:
-        imageio.imwrite(out, np.stack(frames), **options)
-    except ImportError as error:
-        raise RuntimeError(
-            f"an .mp4 needs a package more: pip install imageio-ffmpeg; or name a .gif ({error})"
-        ) from error
+        progress = Progress(pool.horizon)
+        progress.say(f"filming {names[row]} on {wanted}, at most {pool.horizon} steps")
+        try:
+            frames, facts = _episode(actor, statistics, pool, partial(progress.advance, wanted))
+        finally:
+            progress.close()
+    write(frames, out)
     return (
         f"{out}: {names[row]} on {wanted}, {int(facts['l'][0])} steps, return {facts['r'][0]:.1f}, "
         f"{'success' if facts['success_once'][0] else 'no success'}"
     )
+
+
+def write(frames: list[np.ndarray], out: Path) -> None:
+    """The film appears under its name whole, or not at all."""
+    import imageio.v3 as imageio
+
+    options: dict[str, Any] = {"fps": FRAMES_PER_SECOND} if out.suffix == ".mp4" else {"duration": 40, "loop": 0}
+    unfinished = out.with_name(f"{out.stem}.partial{out.suffix}")  # the suffix says what is written
+    try:
+        imageio.imwrite(unfinished, np.stack(frames), **options)
+        os.replace(unfinished, out)
+    except ImportError as error:
+        raise RuntimeError(
+            f"an .mp4 needs a package more: pip install imageio-ffmpeg; or name a .gif ({error})"
+        ) from error
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def _policy(config: FleetConfig, directory: Path, row: int) -> tuple[Any, Statistics | None, str]:
@@ -64,7 +81,9 @@ def _policy(config: FleetConfig, directory: Path, row: int) -> tuple[Any, Statis
         fleet.close()
 
 
-def _episode(actor: Any, statistics: Statistics | None, pool: Any) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
+def _episode(
+    actor: Any, statistics: Statistics | None, pool: Any, tell: Callable[[int], None]
+) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
     scale = statistics.normalise if statistics is not None else partial(np.asarray, dtype=np.float32)
     raw, _ = pool.reset()
     frames = [pool.render(0)[0]]
@@ -77,3 +96,4 @@ def _episode(actor: Any, statistics: Statistics | None, pool: Any) -> tuple[list
             return frames, infos["episode"]
         if step % EVERY == 0:
             frames.append(pool.render(0)[0])
+            tell(step)

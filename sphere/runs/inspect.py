@@ -10,6 +10,7 @@ from sphere import envs
 from sphere.mistakes import nearest
 from sphere.runs import record
 from sphere.runs.fleet import Fleet
+from sphere.runs.progress import plural
 from sphere.runs.settings import FleetConfig, run_name
 
 
@@ -25,7 +26,8 @@ def _differences(settings: Any, default: Any, prefix: str = "") -> dict[str, Any
 
 
 def show_text(config: FleetConfig, directory: Path) -> str:
-    lines = [f"{directory}: {len(config.runs)} runs, {config.protocol}, {len(config.tasks)} tasks", ""]
+    counts = plural(len(config.runs), "run"), config.protocol, plural(len(config.tasks), "task")
+    lines = [f"{directory}: {', '.join(counts)}", ""]
     for name, value in _differences(config, FleetConfig()).items():
         shown = " ".join(map(str, value)) if isinstance(value, tuple) else value
         lines.append(f"  {name:<28} {shown}")
@@ -59,7 +61,8 @@ def evaluate_table(config: FleetConfig, directory: Path, episodes: int, tasks: t
     try:
         fleet.resume()
         names = [run_name(*run) for run in config.runs]
-        lines = [f"{episodes} deterministic episodes, after {fleet.steps:,} steps; success at end (any step)", ""]
+        told = plural(episodes, "deterministic episode")
+        lines = [f"{told}, after {fleet.steps:,} steps; success at end (any step)", ""]
         if config.protocol == "rl":
             lines.insert(
                 1, f"every task from scratch: these are the policies of {fleet.task}, those of others are gone"

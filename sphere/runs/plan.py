@@ -13,7 +13,7 @@ from sphere.nets import parameter_count
 from sphere.runs.choices import method_name
 from sphere.runs.fleet import Fleet
 from sphere.runs.group import Group
-from sphere.runs.progress import clock
+from sphere.runs.progress import clock, plural
 from sphere.runs.settings import FleetConfig, run_name
 
 STEPS, MINIBATCHES = 128, 8
@@ -82,7 +82,8 @@ def plan(config: FleetConfig, out: Path) -> str:
         f"  method     {method_name(config)}",
         f"  tasks      {', '.join(config.tasks)} ({config.protocol})",
         f"  steps      {config.iterations_per_task * config.iteration_steps:,} per task and run "
-        f"({config.iterations_per_task} iterations of {config.iteration_steps:,}), {steps * len(config.runs):,} in all",
+        f"({plural(config.iterations_per_task, 'iteration')} of {config.iteration_steps:,}), "
+        f"{steps * len(config.runs):,} in all",
         f"  networks   {parameters // len(config.runs):,} parameters per run (actor and critic)",
         f"  memory     about {4 * (3 * numbers + 2 * rollout) / 2**20:,.0f} MiB on the device "
         f"(states {4 * numbers / 2**20:,.0f}, one rollout {4 * rollout / 2**20:,.0f})",

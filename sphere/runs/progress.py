@@ -10,6 +10,10 @@ def clock(seconds: float) -> str:
     return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{int(seconds) % 60:02d}s"
 
 
+def plural(count: int, word: str) -> str:
+    return f"{count:,} {word}{'s' * (count != 1)}"
+
+
 class Progress:
     """`advance` after every iteration, `say` for lines that stay."""
 

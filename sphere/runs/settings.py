@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from dataclasses import dataclass
+from numbers import Real
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -91,6 +92,8 @@ class FleetConfig:
             raise ValueError("tasks is empty; name at least one, as suite/task")
         if len({task.split("/")[0] for task in self.tasks}) != 1:
             raise ValueError(f"tasks of several suites cannot follow one another: {', '.join(self.tasks)}")
+        if not isinstance(self.rho, tuple | list) or not all(isinstance(rho, Real) for rho in self.rho):
+            raise ValueError(f"rho is {self.rho!r}, wanted numbers in a tuple, as (0.0, 0.1)")
         if not self.seeds or not self.rho:
             raise ValueError(f"at least one seed and one rho, please: seeds {self.seeds}, rho {self.rho}")
         if not all(math.isfinite(rho) for rho in self.rho) or not all(0 <= seed < 2**32 for seed in self.seeds):

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sphere.runs.progress import plural
 from sphere.study.fleets import Job, work
 
 
@@ -42,7 +43,7 @@ def local(jobs: Sequence[Job], resources: Resources, folder: Path) -> list[Failu
 
     failed = []
     for number, job in enumerate(jobs, 1):
-        say(f"fleet {number} of {len(jobs)}: {job.directory.name}, {len(job.config.runs)} runs, {job.state}")
+        say(f"fleet {number} of {len(jobs)}: {job.directory.name}, {plural(len(job.config.runs), 'run')}, {job.state}")
         try:
             work(job)
         except Interrupted:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from sphere.runs.progress import plural
 from sphere.study.fleets import Job, work
 from sphere.study.launch import Failure, Resources, say
 
@@ -41,7 +42,8 @@ def _train(ray: Any, jobs: Sequence[Job], resources: Resources) -> list[Failure]
     cpus, gpus = _share(ray.nodes(), resources)
     options = {"num_cpus": cpus, "num_gpus": gpus, "max_retries": LOSSES, "retry_exceptions": False}
     remote = ray.remote(work)
-    say(f"{len(jobs)} fleets over {len(ray.nodes())} nodes, {cpus} cores and {gpus} GPUs each")
+    each = f"{plural(cpus, 'core')} and {plural(gpus, 'GPU')} each"
+    say(f"{plural(len(jobs), 'fleet')} over {plural(len(ray.nodes()), 'node')}, {each}")
     waiting = {remote.options(name=job.directory.name, **options).remote(job): job for job in jobs}
     failed = []
     while waiting:
