@@ -59,6 +59,26 @@ def test_the_comparison_would_notice(monkeypatch):
     assert EPISODE >= 200
 
 
+@pytest.mark.parametrize("task", MetaWorld.tasks)
+def test_what_the_forward_pass_has_left_is_used_without_changing_a_bit(task):
+    """Beside a batch that does every physics step from its beginning, as the package does, through contacts and resets."""
+    quick, _ = begun(task, 3)
+    whole, _ = begun(task, 3)
+    rng, towards = np.random.default_rng(5), np.zeros((3, 4))
+    for t in range(240):
+        if t == 150:
+            quick.reset(np.array([1]), rngs(8)), whole.reset(np.array([1]), rngs(8))
+        if t % 20 == 0:  # down to the object and about, with the gripper opening and closing
+            towards = np.c_[quick.last[:, 4:7] - quick.last[:, :3], rng.choice([-1.0, 1.0], 3)] * [8, 8, 8, 1]
+            towards += rng.normal(scale=0.5, size=(3, 4))
+        action = np.clip(towards + rng.normal(scale=0.4, size=(3, 4)), -1, 1).astype(np.float32)
+        whole.forwarded = [False] * 3
+        for ours, theirs in zip(quick.step(action), whole.step(action), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+        np.testing.assert_array_equal(quick.get_state()["physics"], whole.get_state()["physics"])
+    assert all(quick.forwarded)
+
+
 @pytest.mark.parametrize("task", ["hammer", "faucet-close", "stick-pull", "peg-unplug-side"])
 def test_a_restored_batch_continues_bit_for_bit(task):
     batch, _ = begun(task)

@@ -64,6 +64,9 @@ class Origin:
         self.slot = self.model.body(placed).pos if placed else None
         self.goal_bounds = env.goal_space.low, env.goal_space.high
         self.mocap_bounds = env.mocap_low, env.mocap_high
+        (self.target,) = np.flatnonzero(
+            self.model.body_mocapid >= 0
+        ).tolist()  # what the hand is drawn to; it meets nothing
         self.draw_size = env._random_reset_space.low.size
         self.hand: tuple[np.ndarray, ...] | None = None
         self.renderer: Any = None
@@ -118,6 +121,14 @@ class Origin:
             for array, kept in zip(stale, self.hand[1:], strict=True):
                 array[:] = kept
         self.env.init_tcp = self.env.tcp_center
+
+    def step_after_forward(self, data: Any) -> None:
+        """`mj_step` where `mj_forward` came before it, for a new `ctrl` and a new `mocap_pos` that is in `xpos` already: the
+        weld that draws the hand there, and what follows from it. Contacts, inertias and forces of motion are as they were.
+        """
+        self.mujoco.mj_makeConstraint(self.model, data)
+        self.mujoco.mj_referenceConstraint(self.model, data)
+        self.mujoco.mj_step2(self.model, data)
 
     def get_state(self, data: Any) -> Row:
         """All that a simulation's future depends on."""

@@ -60,6 +60,7 @@ def episodes(task: str, steps: int, seed: int) -> Row:
         for t in range(EPISODE):
             if t % THROW_EVERY == THROW_EVERY - 1:
                 throw(doubles[-1], batch.data[-1], rng)
+                batch.forwarded[-1] = False
             action = act(policy, theirs, t, rng).astype(np.float64 if episode % 2 else np.float32)
             ours, our_reward, _, our_success = batch.step(action)
             results = [env.step(row) for env, row in zip(doubles, action, strict=True)]
