@@ -72,6 +72,8 @@ class Resume:
     directory: tyro.conf.Positional[Path]
     workers: int | None = None
     """Simulator processes of a group of runs, if others than before; results do not depend on it."""
+    sharing: int | None = None
+    """Fleets that are trained on this machine at the same time, if others than before; results do not depend on it."""
     quiet: bool = False
 
 
@@ -79,9 +81,9 @@ def resume(arguments: list[str]) -> None:
     from sphere.runs.loop import train as run
 
     options = tyro.cli(Resume, prog="sphere resume", args=arguments)
-    config = _fleet(options.directory)
-    if options.workers is not None:
-        config = dataclasses.replace(config, workers=options.workers)
+    asked = {"workers": options.workers, "sharing": options.sharing}
+    changes: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+    config = dataclasses.replace(_fleet(options.directory), **changes)
     run(config, options.directory, resume=True, quiet=options.quiet)
 
 
@@ -331,6 +333,8 @@ def _stopped(error: Exception) -> bool:
 
 def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
+    # jax would take three quarters of a GPU for the first of several fleets, which needs a hundredth
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE)
         return 0

@@ -7,6 +7,7 @@ from typing import Literal
 import tyro
 
 from sphere.experiments import NAMES, find
+from sphere.mistakes import in_range
 from sphere.runs.progress import plural
 from sphere.study.cells import Scale
 from sphere.study.experiment import Experiment
@@ -21,6 +22,8 @@ USAGE = """usage: sphere experiment list
   --scale smoke|small|paper   smoke (default): minutes on two cores; small: a tenth of the steps; paper: as in the paper
   --seeds 0 1 2               default: 2, 3 and 5 of them (ten-seeds: 10)
   --out DIR                   default: runs/experiments
+  --only "Top-K MoE" SPHERE   of plan and run: these of its methods alone
+  --at-once 2                 of run: so many fleets at the same time on this machine
   --launcher local|ray|slurm  of run; sphere experiment run NAME --help tells more"""
 
 
@@ -39,12 +42,23 @@ class Options:
 
 
 @dataclass(frozen=True)
-class RunOptions(Options):
+class PlanOptions(Options):
+    """Which runs an experiment needs, in which fleets, and which of them exist."""
+
+    only: tuple[str, ...] = ()
+    """Methods, by the names that its tables have for them; default: all."""
+
+
+@dataclass(frozen=True)
+class RunOptions(PlanOptions):
     """Train what is missing of an experiment, and go on with what is half-done."""
 
     launcher: Literal["local", "ray", "slurm"] = "local"
-    """local: one fleet after another, here. ray: over a Ray cluster (RAY_ADDRESS, else one of this machine alone). slurm:
+    """local: here. ray: over a Ray cluster (RAY_ADDRESS, else one of this machine alone). slurm:
     array jobs. The directory must be one that all machines see."""
+    at_once: int = 1
+    """local: fleets that are trained at the same time, each in a process of its own; they share cores and GPU, which one
+    fleet of a few runs does not fill."""
     cpus: int | None = None
     """Cores of a fleet. ray: default all of a node, or its share per GPU; slurm: default 8."""
     gpus: int | None = None
@@ -53,6 +67,11 @@ class RunOptions(Options):
     """slurm: when these are over a fleet goes back into the queue, and on from its checkpoint."""
     partition: str | None = None
     """slurm: where to."""
+
+    def __post_init__(self) -> None:
+        in_range(self, {"at_once": (1, None)})
+        if self.at_once > 1 and self.launcher != "local":
+            raise ValueError(f"--at-once is for this machine; how many fleets run at a time is up to {self.launcher}")
 
 
 def listing() -> str:
@@ -91,9 +110,14 @@ def _spelled(seeds: tuple[int, ...]) -> str:
     return f"{seeds[0]}-{seeds[-1]}" if straight else " ".join(map(str, seeds))
 
 
-def plan(arguments: list[str]) -> None:
-    options = tyro.cli(Options, prog="sphere experiment plan", args=arguments)
+def _chosen(options: PlanOptions) -> Experiment:
     experiment = find(options.name)
+    return experiment.only(options.only) if options.only else experiment
+
+
+def plan(arguments: list[str]) -> None:
+    options = tyro.cli(PlanOptions, prog="sphere experiment plan", args=arguments)
+    experiment = _chosen(options)
     schedule = experiment.schedule(options.scale, options.seeds, options.out)
     print(plan_text(options.name, experiment, options.scale, schedule))
 
@@ -102,14 +126,14 @@ def run(arguments: list[str]) -> None:
     from sphere.runs.loop import Interrupted
 
     options = tyro.cli(RunOptions, prog="sphere experiment run", args=arguments)
-    experiment = find(options.name)
+    experiment = _chosen(options)
     schedule = experiment.schedule(options.scale, options.seeds, options.out)
     todo = schedule.open
     finished = len(schedule.jobs) - len(todo)
     say(f"{options.name}, {options.scale}: {plural(len(schedule.jobs), 'fleet')}, {finished} of them finished")
     if not todo:
         return
-    resources = Resources(options.cpus, options.gpus, options.hours, options.partition)
+    resources = Resources(options.cpus, options.gpus, options.hours, options.partition, options.at_once)
     try:
         failed = LAUNCHERS[options.launcher](todo, resources, options.out / options.scale / options.launcher)
     except Interrupted as stopped:

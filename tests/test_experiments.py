@@ -27,7 +27,7 @@ from sphere.spectrum import effective_rank_spsd, khatri_rao, kronecker_effective
 from sphere.study.cells import SCALES, SIZES, at_scale, cell, identity, identity_of, settings
 from sphere.study.experiment import Experiment, Found
 from sphere.study.fleets import Job, existing, group, same_run, schedule, singles, work
-from sphere.study.methods import PAIR, methods
+from sphere.study.methods import PAIR
 from sphere.study.output import write_results
 
 ASKED_FOR = """activation dense-backbones design-ablations expert-choice expert-count feature-rank gate-expert kfac kronecker
@@ -104,7 +104,7 @@ def test_the_sizes_of_a_suite_are_those_of_its_simulator():
 
 def test_identity_leaves_out_what_makes_no_difference():
     config = dataclasses.replace(TINY, seeds=(0,), rho=(0.1,))
-    same = dataclasses.replace(config, workers=3, checkpoint_every=7, seeds=(5,))
+    same = dataclasses.replace(config, workers=3, overlap=True, sharing=2, checkpoint_every=7, seeds=(5,))
     assert identity_of(config) == identity_of(same)
     other = dataclasses.replace(config, steps_per_task=641)
     assert identity_of(config) != identity_of(other)
@@ -335,17 +335,14 @@ def test_the_khatri_rao_block_without_its_matrix(x64):
 
 def test_from_runs_to_page(tmp_path, monkeypatch, capsys):
     """`sphere experiment run metaworld-crl --scale smoke`, then report, with two of its eight methods and one seed."""
-    module = importlib.import_module("sphere.experiments.metaworld_crl")
-    short = dataclasses.replace(module.experiment, cells=lambda: methods("metaworld-crl", PAIR))
-    monkeypatch.setattr(module, "experiment", short)
     words = ["--scale", "smoke", "--seeds", "0", "--out", str(tmp_path)]
-    assert main(["experiment", "run", "metaworld-crl", *words]) == 0
-    assert main(["experiment", "plan", "metaworld-crl", *words]) == 0
+    assert main(["experiment", "run", "metaworld-crl", *words, "--only", *PAIR]) == 0
+    assert main(["experiment", "plan", "metaworld-crl", *words, "--only", *PAIR]) == 0
     said = capsys.readouterr().out
     assert "2 runs in 1 fleet, 2 finished; 0 environment steps left" in said
     records = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("metrics.jsonl")}
     assert len(records) == 2
-    assert main(["experiment", "run", "metaworld-crl", *words]) == 0  # nothing left to do
+    assert main(["experiment", "run", "metaworld-crl", *words, "--only", *PAIR]) == 0  # nothing left to do
     assert {path: path.stat().st_mtime_ns for path in records} == records
     assert main(["experiment", "report", "metaworld-crl", *words]) == 0
     check_report(tmp_path / "smoke" / "reports" / "metaworld-crl")
@@ -391,6 +388,9 @@ def check_networks(found: Found, out: Path) -> None:
         (["plan", "metaworld-clr"], "did you mean metaworld-"),
         (["paln", "metaworld-crl"], "use list, plan, run or report"),
         (["report", "metaworld-crl", "--out", "nowhere"], "has been begun; first: sphere experiment run"),
+        (["run", "metaworld-crl", "--only", "SPHER"], "no method of this experiment 'SPHER'; did you mean SPHERE?"),
+        (["run", "metaworld-crl", "--at-once", "0"], "at_once=0; want a number, at least 1"),
+        (["run", "metaworld-crl", "--at-once", "2", "--launcher", "ray"], "--at-once is for this machine"),
     ],
 )
 def test_mistakes_are_answered_with_a_sentence(words, sentence, capsys):

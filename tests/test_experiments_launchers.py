@@ -37,10 +37,14 @@ import sys
 from pathlib import Path
 sys.path.insert(0, "tests")
 from test_experiments_launchers import CONFIGS
+from sphere.runs.loop import Interrupted
 from sphere.study.fleets import schedule
 from sphere.study.launch import LAUNCHERS, Resources
 jobs = [job for config in CONFIGS for job in schedule([config], Path(sys.argv[1])).open]
-failed = LAUNCHERS["ray"](jobs, Resources(cpus=1), Path(sys.argv[1]))
+try:
+    failed = LAUNCHERS[sys.argv[2]](jobs, Resources(cpus=1, at_once=2), Path(sys.argv[1]))
+except Interrupted as stopped:
+    sys.exit(str(stopped))
 sys.exit(len(failed))
 """
 
@@ -58,15 +62,16 @@ def jobs_in(root: Path) -> list[Job]:
     return [job for config in CONFIGS for job in schedule([config], root).jobs]
 
 
-def driver(root: Path) -> subprocess.Popen:
-    pytest.importorskip("ray")
+def driver(root: Path, launcher: str = "ray") -> subprocess.Popen:
+    if launcher == "ray":
+        pytest.importorskip("ray")
     environment = {
         "JAX_DEFAULT_MATMUL_PRECISION": "highest",  # as in the tests' own process
         "PYTHONPATH": fleets.python_path(ROOT),
         "RAY_TMPDIR": "/tmp",  # paths of sockets must be short
     }
     return subprocess.Popen(
-        [sys.executable, "-c", DRIVER, str(root)],
+        [sys.executable, "-c", DRIVER, str(root), launcher],
         cwd=ROOT,
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,
@@ -168,6 +173,46 @@ def test_nothing_outlives_a_driver_that_is_killed(tmp_path):
     process.kill()
     process.communicate()
     assert not {pid: title(pid) for pid in gone(workers)}
+
+
+def test_fleets_side_by_side_stopped_and_gone_on_with_give_the_same_numbers(alone, tmp_path):
+    process = driver(tmp_path, "local")
+    jobs = jobs_in(tmp_path)
+    wait_for(lambda: min(job.done_iterations for job in jobs) >= 10, process)  # both: they run at the same time
+    children = descendants(process.pid)
+    process.terminate()
+    said = process.communicate(timeout=120)[0]
+    assert process.returncode == 1
+    assert "2 fleets stopped and saved; go on with the same command" in said
+    assert not gone(children)
+    assert not any(job.finished for job in jobs)
+    again = driver(tmp_path, "local")
+    said = again.communicate(timeout=240)[0]
+    assert again.returncode == 0, said
+    assert all(f"{job.directory.name}: probe/" in said for job in jobs)  # what each says is told under its name
+    assert_same(jobs, alone)
+
+
+def test_fleets_side_by_side_do_not_outlive_a_launcher_that_is_killed(tmp_path):
+    process = driver(tmp_path, "local")
+    wait_for(lambda: any(job.done_iterations for job in jobs_in(tmp_path)), process)
+    children = descendants(process.pid)
+    assert len(children) >= 4  # two fleets and their simulators
+    process.kill()
+    process.communicate()
+    assert not {pid: title(pid) for pid in gone(children)}
+
+
+def test_a_fleet_that_fails_beside_another_is_named(tmp_path, capsys):
+    good, bad = jobs_in(tmp_path)
+    good = Job(dataclasses.replace(good.config, steps_per_task=64), good.directory)
+    bad = Job(bad.config, tmp_path / "file" / "below")
+    (tmp_path / "file").write_text("not a directory")
+    (failure,) = launch.local([bad, good], Resources(at_once=2), tmp_path)
+    assert failure.job is bad
+    assert "Not a directory" in failure.reason
+    assert good.finished
+    assert "below: failed" in capsys.readouterr().err
 
 
 def node(alive=True, **resources):

@@ -6,6 +6,8 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from sphere.runs.settings import HOW
+
 KINDS = {
     "mlp": "PPO",
     "top-k": "Top-K MoE",
@@ -28,7 +30,7 @@ MITIGATIONS = {
 
 NOT_THE_METHOD = (
     *("seeds", "protocol", "tasks", "steps_per_task", "boundary"),
-    *("workers", "wandb", "checkpoint_every", "evaluation"),
+    *("evaluation", *HOW),
 )
 """Settings that runs of one method may differ in: which sample, what it was trained on and how it was watched."""
 

@@ -58,13 +58,16 @@ def divided(config: FleetConfig) -> list[list[tuple[int, float]]]:
 
 
 def workers_of_a_group(config: FleetConfig, groups: int) -> int | None:
-    if config.workers is not None or groups == 1:
+    if config.workers is not None or (groups == 1 and config.sharing == 1):
         return config.workers
+    mine = max(1, cores() // config.sharing)
+    if groups == 1:
+        return mine - (mine < MANY)  # the learner is one of few
     if groups == 2:
-        return max(1, cores() // 2)
+        return max(1, mine // 2)
     # Some group is always learning, so a quarter more than there are cores; none, if possible, with environments of two runs:
     # two policies take half as long again as one.
-    share = -(-5 * cores() // (4 * groups))
+    share = -(-5 * mine // (4 * groups))
     return max(1, share - share % TOGETHER)
 
 

@@ -7,11 +7,8 @@ from typing import Any
 
 from sphere.runs import checkpoint, provenance, record
 from sphere.runs.rollout import Episodes
-from sphere.runs.settings import FleetConfig, rebuild, run_name, with_run
+from sphere.runs.settings import HOW, FleetConfig, rebuild, run_name, with_run
 from sphere.runs.tensorboard import EventWriter
-
-FREE = ("workers", "overlap", "wandb", "checkpoint_every")
-"""Settings that numbers do not depend on."""
 
 
 def _check_same(path: Path, config: FleetConfig) -> None:
@@ -22,7 +19,7 @@ def _check_same(path: Path, config: FleetConfig) -> None:
         )
     except (OSError, ValueError, TypeError):
         return  # not there, damaged or of another version: whether it fits is the checkpoint's to say
-    if changed := [name for name in now if name not in FREE and now[name] != before.get(name)]:
+    if changed := [name for name in now if name not in HOW and now[name] != before.get(name)]:
         raise ValueError(
             f"{path / 'config.json'} has another {', '.join(changed)} than fleet.json says now; a fleet goes on with the "
             "settings it began with: put them back, or start another fleet"

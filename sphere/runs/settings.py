@@ -86,6 +86,9 @@ class FleetConfig:
     workers: int | None = None
     """Simulator processes of a group of runs; default: all cores, divided among groups that overlap; below eight cores the
     learner is one of them. Results do not depend on it."""
+    sharing: int = 1
+    """Fleets that are trained on this machine at the same time: each takes its part of the cores. Results do not depend on
+    it."""
 
     def __post_init__(self) -> None:
         if not self.tasks:
@@ -104,7 +107,13 @@ class FleetConfig:
             raise ValueError(
                 f"each seed and each rho once, please (of rho six digits count): seeds {self.seeds}, rho {self.rho}"
             )
-        in_range(self, {"steps_per_task": (1, None), "checkpoint_every": (1, None), "workers": (0, None)})
+        counts = {
+            "steps_per_task": (1, None),
+            "checkpoint_every": (1, None),
+            "workers": (0, None),
+            "sharing": (1, None),
+        }
+        in_range(self, counts)
         if self.ppo.penalty is None and any(self.rho):
             raise ValueError(f"rho {self.rho} has no effect without a penalty; use rho 0 or choose a penalty")
 
@@ -141,6 +150,10 @@ class FleetConfig:
             for step in range(self.evaluation.every, last * self.iteration_steps, self.evaluation.every)
         }
         return {i for i in due if i <= last} | {last}
+
+
+HOW = ("workers", "overlap", "sharing", "wandb", "checkpoint_every")
+"""Settings of how a fleet is trained and watched, not of what comes out."""
 
 
 def run_name(seed: int, rho: float) -> str:

@@ -11,7 +11,7 @@ from sphere.report.labels import flatten
 from sphere.runs import record
 from sphere.runs.choices import with_actor, with_method
 from sphere.runs.presets import preset
-from sphere.runs.settings import Evaluation, FleetConfig
+from sphere.runs.settings import HOW, Evaluation, FleetConfig
 
 Scale = Literal["smoke", "small", "paper"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
@@ -96,7 +96,7 @@ def at_scale(config: FleetConfig, scale: Scale, seeds: tuple[int, ...]) -> Fleet
     )
 
 
-UNIMPORTANT = ("seeds", "workers", "overlap", "wandb", "checkpoint_every")
+UNIMPORTANT = ("seeds", *HOW)
 """Settings in which two runs may differ and still be the same experiment; the seed is compared by itself."""
 
 

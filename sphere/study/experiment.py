@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from sphere.mistakes import nearest
 from sphere.report.load import load
 from sphere.report.run import Loaded, Run
 from sphere.report.scores import Scores
@@ -65,6 +66,14 @@ class Experiment:
     """At the paper's scale."""
     together: bool = True
     """False: no two cells share a fleet, because their times are compared."""
+
+    def only(self, labels: Sequence[str]) -> "Experiment":
+        """With the cells of these names alone."""
+        cells = {cell.label: cell for cell in self.cells()}
+        for label in labels:
+            if label not in cells:
+                raise nearest("method of this experiment", label, cells)
+        return dataclasses.replace(self, cells=lambda: [cells[label] for label in labels])
 
     def runs(self, scale: Scale, seeds: Sequence[int] | None = None) -> list[Cell]:
         number = self.seeds if scale == "paper" else min(self.seeds, SEEDS[scale])

@@ -11,7 +11,7 @@ from sphere.study.fleets import Job, work
 
 @dataclass(frozen=True)
 class Resources:
-    """Of one fleet, where a cluster hands them out."""
+    """Of one fleet, where a cluster hands them out; and how this machine is divided."""
 
     cpus: int | None = None
     """None: all of a node that has no GPU, or a GPU's share of one that has."""
@@ -21,6 +21,8 @@ class Resources:
     """Slurm: after that a job is sent back to the queue, and goes on from its checkpoint."""
     partition: str | None = None
     """Slurm: where to."""
+    at_once: int = 1
+    """Local: fleets that are trained at the same time."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +40,14 @@ def say(text: str) -> None:
 
 
 def local(jobs: Sequence[Job], resources: Resources, folder: Path) -> list[Failure]:
-    """One fleet after another in this process; one that fails does not keep the others from being trained."""
+    """One fleet after another in this process, or some at a time; one that fails does not keep the others from being
+    trained."""
     from sphere.runs.loop import Interrupted
 
+    if resources.at_once > 1 and len(jobs) > 1:
+        from sphere.study.side_by_side import launch
+
+        return launch(jobs, min(resources.at_once, len(jobs)))
     failed = []
     for number, job in enumerate(jobs, 1):
         say(f"fleet {number} of {len(jobs)}: {job.directory.name}, {plural(len(job.config.runs), 'run')}, {job.state}")
