@@ -68,11 +68,6 @@ class RunOptions(PlanOptions):
     partition: str | None = None
     """slurm: where to."""
 
-    def __post_init__(self) -> None:
-        in_range(self, {"at_once": (1, None)})
-        if self.at_once > 1 and self.launcher != "local":
-            raise ValueError(f"--at-once is for this machine; how many fleets run at a time is up to {self.launcher}")
-
 
 def listing() -> str:
     width = max(map(len, NAMES))
@@ -126,6 +121,9 @@ def run(arguments: list[str]) -> None:
     from sphere.runs.loop import Interrupted
 
     options = tyro.cli(RunOptions, prog="sphere experiment run", args=arguments)
+    in_range(options, {"at_once": (1, None)})
+    if options.at_once > 1 and options.launcher != "local":
+        raise ValueError(f"--at-once is for this machine; how many fleets run at a time is up to {options.launcher}")
     experiment = _chosen(options)
     schedule = experiment.schedule(options.scale, options.seeds, options.out)
     todo = schedule.open

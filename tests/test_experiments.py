@@ -87,6 +87,23 @@ def test_the_papers_scale_is_the_preset():
     assert find("metaworld-crl").runs("paper", (7, 9))[0].config.seeds == (7, 9)
 
 
+def test_under_rl_every_task_is_a_fleet_of_its_own_but_for_smoke(tmp_path):
+    """Then a cluster, or a machine that trains several fleets at once, need not wait for one task to begin the next."""
+    pair = find("metaworld-rl").only(PAIR)
+    jobs = pair.schedule("paper", None, tmp_path).jobs
+    assert [job.config.tasks for job in jobs] == [(task,) for task in PRESETS["metaworld-rl"].tasks]
+    assert {(job.config.seeds, job.config.rho) for job in jobs} == {((0, 1, 2, 3, 4), (0.0, 0.1))}
+    assert all(job.directory.name.startswith(f"metaworld-rl-{job.config.tasks[0][10:]}-top-k-") for job in jobs)
+    (smoke,) = pair.schedule("smoke", None, tmp_path).jobs
+    assert len(smoke.config.tasks) == 2
+    assert len(find("metaworld-crl").only(PAIR).schedule("paper", None, tmp_path).jobs) == 1
+
+
+def test_some_methods_of_an_experiment():
+    labels = [(c.label, c.config.protocol) for c in find("metaworld-bars").only(["SPHERE", "LN"]).runs("smoke")]
+    assert labels == [("LN", "rl"), ("SPHERE", "rl"), ("LN", "crl"), ("SPHERE", "crl")]
+
+
 def test_ten_times_the_parameters():
     for suite, sizes in SIZES.items():
         nets = [settings(f"{suite}-crl", "none", actor).ppo.actor for actor in ("ppo", "ppo-10x")]
@@ -303,6 +320,9 @@ def test_runs_that_are_missing_are_named(made, tmp_path):
     missing = find("sign-flip").found("paper", (0, 1), tmp_path / "sign-flip")
     assert "not begun yet: Top-K MoE, rho=0, seed 1; SPHERE, rho=1e-3, seed 1" in missing.loaded.notes[0]
     assert len(missing.loaded.runs) == len(found.loaded.runs) == 3
+    made("metaworld-rl", (0,), cells=3)
+    (note, *_) = find("metaworld-rl").found("paper", (0,), tmp_path / "metaworld-rl").loaded.notes
+    assert note.startswith("not begun yet: PPO(10x), push-wall, seed 0; Top-K MoE, hammer, seed 0")
     with pytest.raises(ValueError, match="none of the 2 runs has been begun"):
         find("expert-choice").found("paper", (0,), tmp_path)
 

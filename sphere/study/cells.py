@@ -96,6 +96,13 @@ def at_scale(config: FleetConfig, scale: Scale, seeds: tuple[int, ...]) -> Fleet
     )
 
 
+def apart(config: FleetConfig) -> list[FleetConfig]:
+    """Under RL a fleet for every task: they do not depend on each other, so they can be trained at the same time."""
+    if config.protocol != "rl":
+        return [config]
+    return [dataclasses.replace(config, tasks=(task,)) for task in config.tasks]
+
+
 UNIMPORTANT = ("seeds", *HOW)
 """Settings in which two runs may differ and still be the same experiment; the seed is compared by itself."""
 

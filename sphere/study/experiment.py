@@ -1,7 +1,7 @@
 """An experiment as a value, what its runs have left behind, and what is made of it."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +15,9 @@ from sphere.report.select import own_scores
 from sphere.report.summary import Comparison, comparisons
 from sphere.report.tables import Table
 from sphere.runs import record
-from sphere.study.cells import SEEDS, Cell, Scale, at_scale, identity, identity_of
+from sphere.runs.group import task_name
+from sphere.runs.settings import FleetConfig
+from sphere.study.cells import SEEDS, Cell, Scale, apart, at_scale, identity, identity_of
 from sphere.study.fleets import Schedule, same_run, schedule, singles
 
 
@@ -69,21 +71,25 @@ class Experiment:
 
     def only(self, labels: Sequence[str]) -> "Experiment":
         """With the cells of these names alone."""
-        cells = {cell.label: cell for cell in self.cells()}
+        known = dict.fromkeys(cell.label for cell in self.cells())
         for label in labels:
-            if label not in cells:
-                raise nearest("method of this experiment", label, cells)
-        return dataclasses.replace(self, cells=lambda: [cells[label] for label in labels])
+            if label not in known:
+                raise nearest("method of this experiment", label, known)
+        return dataclasses.replace(self, cells=lambda: [cell for cell in self.cells() if cell.label in labels])
 
     def runs(self, scale: Scale, seeds: Sequence[int] | None = None) -> list[Cell]:
         number = self.seeds if scale == "paper" else min(self.seeds, SEEDS[scale])
         chosen = tuple(seeds) if seeds else tuple(range(number))
         cells: dict[str, Cell] = {}
         for cell in self.cells():
-            config = at_scale(cell.config, scale, chosen)
-            known = cells.setdefault(identity_of(config), Cell(cell.label, config))
-            if known.label != cell.label:
-                raise ValueError(f"{known.label} and {cell.label} are the same runs at scale {scale}; name them once")
+            whole = at_scale(cell.config, scale, chosen)
+            # nearly all of smoke's time goes into compiling, which every fleet does by itself
+            for config in [whole] if scale == "smoke" else apart(whole):
+                known = cells.setdefault(identity_of(config), Cell(cell.label, config))
+                if known.label != cell.label:
+                    raise ValueError(
+                        f"{known.label} and {cell.label} are the same runs at scale {scale}; name them once"
+                    )
         return list(cells.values())
 
     def schedule(self, scale: Scale, seeds: Sequence[int] | None, out: Path) -> Schedule:
@@ -99,9 +105,20 @@ class Experiment:
             raise ValueError(
                 f"none of the {len(wanted)} runs has been begun; first: sphere experiment run NAME --scale {scale}"
             )
-        labels = {identity_of(cell.config): cell.label for cell in cells}
+        labels = {_untasked(record.plain(dataclasses.asdict(cell.config))): cell.label for cell in cells}
         loaded = load([places[key] for key in begun])
-        named = tuple(dataclasses.replace(run, method=labels[identity(run.config)]) for run in loaded.runs)
-        waiting = [f"{wanted[key][0].label}, seed {key[1]}" for key in wanted if key not in begun]
+        named = tuple(dataclasses.replace(run, method=labels[_untasked(run.config)]) for run in loaded.runs)
+        waiting = [f"{wanted[key][0].label}, {_place(wanted[key][1])}" for key in wanted if key not in begun]
         notes = [f"not begun yet: {'; '.join(waiting)}"] if waiting else []
         return Found(scale, Loaded(named, (*notes, *loaded.notes)))
+
+
+def _untasked(config: Mapping[str, Any]) -> str:
+    """The identity of a run whichever task it is on: under RL a report joins tasks that were trained apart."""
+    return identity({**config, "tasks": []} if config["protocol"] == "rl" else config)
+
+
+def _place(config: FleetConfig) -> str:
+    """Of a run that is missing."""
+    task = f"{task_name(config.tasks[0])}, " if config.protocol == "rl" and len(config.tasks) == 1 else ""
+    return f"{task}seed {config.seeds[0]}"

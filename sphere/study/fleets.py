@@ -119,8 +119,15 @@ def _new(config: FleetConfig, root: Path) -> Job:
     """Its name is read by people; the end of it tells settings apart."""
     runs = sorted(same_run(one) for one in singles(config))
     digest = hashlib.sha256(json.dumps(runs).encode()).hexdigest()[:8]
-    suite = config.tasks[0].split("/")[0]
-    words = [suite, config.protocol, config.ppo.actor.kind, *([m] if (m := method_name(config)) != "none" else [])]
+    suite, task = config.tasks[0].split("/")
+    alone = [task] if config.protocol == "rl" and len(config.tasks) == 1 else []
+    words = [
+        suite,
+        config.protocol,
+        *alone,
+        config.ppo.actor.kind,
+        *([m] if (m := method_name(config)) != "none" else []),
+    ]
     return Job(config, root / "-".join([*words, digest]))
 
 
