@@ -1,6 +1,7 @@
 """Fleets on a real local Ray, one of whose workers is killed, and by submitit: the numbers are those of a local run."""
 
 import dataclasses
+import json
 import os
 import signal
 import subprocess
@@ -186,6 +187,8 @@ def test_fleets_side_by_side_stopped_and_gone_on_with_give_the_same_numbers(alon
     assert "2 fleets stopped and saved; go on with the same command" in said
     assert not gone(children)
     assert not any(job.finished for job in jobs)
+    assert {json.loads((job.directory / "fleet.json").read_text())["sharing"] for job in jobs} == {2}
+    assert {job.config.sharing for job in jobs_in(tmp_path)} == {1}  # whoever goes on with it may be alone
     again = driver(tmp_path, "local")
     said = again.communicate(timeout=240)[0]
     assert again.returncode == 0, said

@@ -67,7 +67,8 @@ def existing(root: Path) -> list[Job]:
     found = []
     for path in sorted(root.glob("*/fleet.json")):
         try:
-            found.append(Job(rebuild(FleetConfig, json.loads(path.read_bytes())), path.parent))
+            config = rebuild(FleetConfig, json.loads(path.read_bytes()))
+            found.append(Job(dataclasses.replace(config, sharing=1), path.parent))  # who trains it next says with whom
         except (OSError, ValueError, TypeError):
             continue
     return sorted(found, key=lambda job: not job.finished)

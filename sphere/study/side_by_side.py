@@ -77,11 +77,10 @@ def launch(jobs: Sequence[Job], at_once: int) -> list[Failure]:
                     running.remove(child)
                     failed += _judged(child)
                 time.sleep(0.1)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, Interrupted) as reason:
             _stop(running)
-            raise Interrupted(
-                f"{plural(len(running), 'fleet')} stopped and saved; go on with the same command"
-            ) from None
+            told = str(reason) or f"{plural(len(running), 'fleet')} stopped and saved"
+            raise Interrupted(f"{told}; go on with the same command") from None
         finally:
             for child in running:  # none is left behind, whatever has happened
                 child.process.kill()
@@ -93,8 +92,8 @@ def _judged(child: Child) -> list[Failure]:
     code, name = child.ended(), child.job.directory.name
     if code == 0:
         return []
-    if code == STOPPED:  # somebody else has asked it to
-        raise Interrupted(f"{name} was stopped; go on with the same command")
+    if code == STOPPED:  # somebody has asked this one to: no others are begun, and those that run are saved too
+        raise Interrupted(f"{name} was stopped")
     reason = child.last if code == 1 else f"it left with exit code {code}: {child.last}"
     say(f"{name}: failed")
     return [Failure(child.job, reason)]
