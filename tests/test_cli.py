@@ -314,7 +314,7 @@ def test_version_and_a_damaged_fleet(tmp_path, capsys):
     assert f"{tmp_path / 'fleet.json'} cannot be read" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["env", "mitigations", "ntk", "penalty", "pool", "train", "update"])
+@pytest.mark.parametrize("name", ["env", "mitigations", "ntk", "penalty", "pool", "train", "update", "worker"])
 def test_benchmarks_tell_about_themselves(name, capsys):
     with pytest.raises(SystemExit) as end:
         main(["bench", name, "--help"])

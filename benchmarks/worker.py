@@ -1,0 +1,124 @@
+"""Where a simulator process spends its time: `python -m benchmarks.worker [--tasks push hammer] [--envs 4 8 16]`.
+
+One process's share of MetaWorld acts by a policy of its own, as in training, here in this process: microseconds of processor
+time (not of the clock: other work beside it costs only what it takes from the caches) per environment and step, the best of
+several rollouts. *whole*: physics if every step began anew, instead of where the forward pass before it has left everything.
+"""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from benchmarks.timing import count
+from sphere.envs.batch import Share, record
+from sphere.envs.metaworld import MetaWorld
+from sphere.envs.policy import Policy, Spec
+from sphere.envs.worker import ENVIRONMENT, anonymous_memory
+
+EXPERTS, WIDTH, DEPTH = 10, 256, 3
+OBS, ACT = 39, 4
+
+
+def policy(envs: int, used: int) -> Policy:
+    """Top-2 of ten random experts, of which the gate chooses among some."""
+    rng = np.random.default_rng(0)
+    inner = [OBS, *[WIDTH] * DEPTH]
+
+    def layers(name: str, last: int, *axes: int) -> Iterator[tuple[str, np.ndarray]]:
+        for i, (a, b) in enumerate(zip(inner, [*inner[1:], last], strict=True)):
+            kernel = rng.standard_normal((1, *axes, a, b)) / np.sqrt(a)
+            yield f"{name}/{i}/kernel", kernel.astype(np.float32)
+            yield f"{name}/{i}/bias", np.zeros((1, *axes, b), np.float32)
+
+    arrays = dict(layers("experts", ACT, EXPERTS)) | dict(layers("gate", EXPERTS))
+    arrays[f"gate/{DEPTH}/bias"][:, used:] = -100
+    arrays["temperature"] = np.ones(1, np.float32)
+    return Policy(Spec("top-k", "relu", top_k=2), arrays, [(0, slice(0, envs))])
+
+
+@contextmanager
+def share(task: str, envs: int, steps: int, used: int) -> Iterator[Share]:
+    """A worker's environments, about to follow their policy."""
+    with anonymous_memory() as memory:
+        row = record(OBS, ACT)
+        os.ftruncate(memory.fileno(), envs * row.itemsize)
+        mine = Share()
+        suite: Any = MetaWorld
+        mine.begin(suite, {}, np.array([[0, i] for i in range(envs)], np.uint64), task)
+        mine.attach(os.dup(memory.fileno()), envs, slice(0, envs))
+        mine.reset()
+        mine.policy, mine.left = policy(envs, used), np.ones(envs, bool)
+        mine.log = np.zeros((steps, envs), row)
+        try:
+            yield mine
+        finally:
+            mine.leave()
+
+
+def timed(clock: dict[str, int], name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*arguments: Any) -> Any:
+        start = time.process_time_ns()
+        result = function(*arguments)
+        clock[name] += time.process_time_ns() - start
+        return result
+
+    return call
+
+
+def parts(task: str, envs: int, steps: int, used: int) -> dict[str, float]:
+    """Microseconds per environment and step, each part at its best. Rollouts with whole steps take turns with the others."""
+    found: dict[str, list[float]] = {}
+    with share(task, envs, steps, used) as mine:
+        batch: Any = mine.batch
+        clock = dict.fromkeys(("policy", "physics", "step"), 0)
+        whole, simulate = False, batch._simulate
+
+        def physics(action: np.ndarray) -> None:
+            if whole:
+                batch.forwarded = [False] * envs
+            simulate(action)
+
+        mine.policy = timed(clock, "policy", mine.policy)  # type: ignore[arg-type]
+        batch._simulate, batch.step = timed(clock, "physics", physics), timed(clock, "step", batch.step)
+        for i in range(8):
+            whole = i % 2 == 1
+            mine.log["action"] = 0.5 * np.random.default_rng(i // 2).standard_normal(mine.log["action"].shape)
+            mine.time = 0
+            clock.update(dict.fromkeys(clock, 0))
+            start = time.process_time_ns()
+            mine.rollout(steps, False)
+            total = time.process_time_ns() - start
+            spent = {"policy": clock["policy"], "physics": clock["physics"], "seen": clock["step"] - clock["physics"]}
+            spent |= {"rest": total - clock["policy"] - clock["step"], "all": total}
+            for name, value in ({"whole": clock["physics"]} if whole else spent).items():
+                found.setdefault(name, []).append(value / (1e3 * steps * envs))
+    return {name: min(times) for name, times in found.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--tasks", nargs="+", choices=MetaWorld.tasks, default=MetaWorld.tasks)
+    parser.add_argument("--envs", type=count, nargs="+", default=[4, 8, 16], help="environments of the process")
+    parser.add_argument("--steps", type=count, default=500, help="of a rollout; an episode has 500")
+    parser.add_argument("--used", type=count, default=3, help="experts that the gate chooses among")
+    options = parser.parse_args()
+    if any(os.environ.get(name) != value for name, value in ENVIRONMENT.items()):
+        # one BLAS thread, as workers have it: to be said before numpy is imported
+        os.execve(sys.executable, sys.orig_argv, os.environ | ENVIRONMENT)
+    print("microseconds of processor time per environment and step")
+    print(f"{'task':18} {'envs':>4} {'policy':>8} {'physics':>8} {'whole':>8} {'seen':>8} {'rest':>8} {'all':>8}")
+    for task in options.tasks:
+        for envs in options.envs:
+            one = parts(task, envs, options.steps, options.used)
+            columns = (one[name] for name in ("policy", "physics", "whole", "seen", "rest", "all"))
+            print(f"{task:18} {envs:>4} " + " ".join(f"{value:>8.1f}" for value in columns), flush=True)
+
+
+if __name__ == "__main__":
+    main()
