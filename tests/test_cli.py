@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import re
 import signal
 import subprocess
@@ -320,6 +321,16 @@ def test_benchmarks_tell_about_themselves(name, capsys):
         main(["bench", name, "--help"])
     assert end.value.code == 0
     assert "usage" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("given", "used"), [(None, "false"), ("true", "true")])
+def test_a_gpus_memory_is_left_to_other_fleets_unless_somebody_says_otherwise(given, used, monkeypatch):
+    name = "XLA_PYTHON_CLIENT_PREALLOCATE"
+    monkeypatch.delenv(name)  # so that it is put back in the end
+    if given:
+        monkeypatch.setenv(name, given)
+    main(["--version"])
+    assert os.environ[name] == used
 
 
 def test_one_run_is_not_one_runs(tmp_path, capsys):
