@@ -131,8 +131,8 @@ def test_how_a_fleet_is_divided(monkeypatch):
     assert sizes(10, **apart, workers=3) == ([2, 2, 2, 2, 2], 3)
     assert sizes(10, **apart, sharing=2) == ([2, 2, 2, 2, 2], 2)  # a worker for each run
     assert sizes(10, **apart, sharing=2, overlap=False) == ([10], 8)
-    assert sizes(10, **apart, sharing=4, overlap=False) == ([10], 3)  # and the learner
-    assert sizes(1, sharing=16) == ([1], 0)
+    assert sizes(10, **apart, sharing=4, overlap=False) == ([10], 4)
+    assert sizes(1, sharing=16) == ([1], 0)  # the learner itself
     assert sizes(10, sharing=4) == ([5, 5], 2)
     assert [places(workers) for workers in (None, 0, 1, 2, 4, 6, 8)] == [1, 1, 16, 8, 4, 3, 2]
 

@@ -62,7 +62,7 @@ def workers_of_a_group(config: FleetConfig, groups: int) -> int | None:
         return config.workers
     mine = max(1, cores() // config.sharing)
     if groups == 1:
-        return mine - (mine < MANY)  # the learner is one of few
+        return mine if mine > 1 else 0  # on a single core a process beside the learner gains nothing
     if groups == 2:
         return max(1, mine // 2)
     # Some group is always learning, so a quarter more than there are cores; none, if possible, with environments of two runs:
