@@ -74,6 +74,21 @@ def test_runs_that_can_be_compared_stay_so_while_others_have_more(tmp_path):
     assert found == {TASKS[:1]: 3, TASKS[1:2]: 1}
 
 
+def test_tasks_that_all_have_are_joined_while_some_have_more(tmp_path):
+    """A study under way: what is finished everywhere is compared as a whole."""
+    write_pieces(tmp_path, [[task] for task in TASKS[:2]], seeds=(0, 1, 2))
+    write_run(tmp_path / "ahead", settings(0, protocol="rl", tasks=[TASKS[2]]))
+    found = {one.tasks: len(one.runs) for one in comparisons(load([tmp_path]))}
+    assert found == {TASKS[:2]: 3, TASKS[2:]: 1}
+
+
+def test_a_piece_is_joined_as_a_whole_or_not_at_all(tmp_path):
+    write_pieces(tmp_path, [TASKS[:1], TASKS[1:2]], seeds=[1])
+    write_pieces(tmp_path / "other", [TASKS[:1], TASKS[1:]], seeds=[0])
+    found = {one.tasks: sorted(run.seed for run in one.runs) for one in comparisons(load([tmp_path]))}
+    assert found == {TASKS[:1]: [0, 1], TASKS[1:2]: [1], TASKS[1:]: [0]}
+
+
 def test_who_has_all_tasks_of_a_whole_run_is_joined_before_others_are_there(tmp_path):
     write_pieces(tmp_path, [TASKS[:1]], seeds=(0, 1))
     write_run(tmp_path / "ahead", settings(0, protocol="rl", tasks=list(TASKS[1:])))
@@ -109,9 +124,15 @@ def test_suites_are_never_one_run(tmp_path):
     assert len(load([tmp_path]).runs) == 2
 
 
-def test_alone_they_keep_the_order_of_their_names(tmp_path):
+def test_alone_they_take_the_order_of_the_paper(tmp_path):
     (run, _) = load([write_pieces(tmp_path, [TASKS[2:], TASKS[:2]])]).runs
-    assert run.tasks == (TASKS[2], TASKS[0], TASKS[1])
+    assert run.tasks == TASKS
+
+
+def test_tasks_that_the_paper_does_not_have_keep_the_order_of_their_names(tmp_path):
+    tasks = ("metaworld/push", "metaworld/basketball", "metaworld/hammer")
+    (run, _) = load([write_pieces(tmp_path, [[task] for task in tasks])]).runs
+    assert run.tasks == tasks
 
 
 def test_a_metric_that_only_one_piece_has_is_nan_in_the_others(tmp_path):

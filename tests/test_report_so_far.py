@@ -1,6 +1,8 @@
 """Runs that have not finished all tasks are compared on what all of them have finished, and nothing is called an average
 of more than it is of."""
 
+import math
+
 import pytest
 from made_runs import settings, write_run
 
@@ -8,7 +10,7 @@ from sphere.report.compared import per_task_table, so_far_table, tables
 from sphere.report.load import load
 from sphere.report.page import render
 from sphere.report.paper import SUCCESS
-from sphere.report.summary import comparisons
+from sphere.report.summary import against, averages, comparisons
 from sphere.report.tables import Measured
 
 CW10 = [f"metaworld/{task}" for task in SUCCESS["metaworld", "crl"]["SPHERE"] if task != "average"]
@@ -63,6 +65,27 @@ def test_other_tasks_than_the_papers_have_no_number_beside_them(tmp_path):
         "probability of improvement",
     )
     assert per_task_table(found, "crl").rows[-1][2] is None
+
+
+def test_tasks_from_scratch_stand_beside_the_paper_on_the_same_ones(tmp_path):
+    """Trained alone a task depends on no other: the paper's mean over some of its tasks is what ours is measured by."""
+    for task in ("metaworld/push", "metaworld/hammer"):
+        for rho in (0.0, 0.1):
+            write_run(tmp_path / f"{task}-{rho}", settings(0, rho, "rl", tasks=[task]))
+    (found,) = comparisons(load([tmp_path]))
+    top, ours = averages(found)
+    assert top.paper.mean == pytest.approx((0.98 + 0.82) / 2)
+    assert math.isnan(top.paper.std)
+    assert ours.paper.mean == pytest.approx((0.96 + 1.00) / 2)
+    (one,) = against(found)
+    assert one.paper_ratio == pytest.approx(1.96 / 1.80)
+    assert per_task_table(found, "rl").rows[-1][2].mean == pytest.approx(0.90)
+
+
+def test_a_task_that_the_paper_does_not_have_leaves_it_out(tmp_path):
+    write_run(tmp_path / "run", settings(0, 0.0, "rl", tasks=["metaworld/hammer", "metaworld/basketball"]))
+    (found,) = comparisons(load([tmp_path]))
+    assert averages(found)[0].paper is None
 
 
 @pytest.mark.parametrize("steps", [9000, 5000, 3000], ids=["one has finished all", "one task in common", "the same"])

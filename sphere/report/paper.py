@@ -274,6 +274,11 @@ OTHERS = {
 """Methods whose average on HumanoidBench under CRL stands in a table of its own."""
 
 
+def tasks(suite: str) -> list[str]:
+    """Those of its tables (without their suite), in their order; none for a suite that it does not have."""
+    return [task for task in SUCCESS.get((suite, "crl"), {}).get("SPHERE", {}) if task != "average"]
+
+
 def success(suite: str, protocol: str, method: str, task: str = "average") -> Printed | None:
     """The paper's number for a task (without its suite) or the average; None where it has none."""
     found = SUCCESS.get((suite, protocol), {}).get(method, {}).get(task)

@@ -1,12 +1,13 @@
 """Tasks trained from scratch do not depend on each other and may be trained anywhere, at any time: finished runs of one method
 and one seed on different tasks are one run in a report."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 
+from sphere.report import paper
 from sphere.report.run import Curve, Episodes, Run
 from sphere.report.select import own_episodes
 from sphere.runs.provenance import RESUMED, amended
@@ -18,7 +19,7 @@ Places = Sequence[tuple[Run, int]]
 def joined(runs: Sequence[Run], notes: list[str]) -> list[Run]:
     """Pieces put together, everything else as it is. What is left of pieces that overlap is noted.
 
-    Only where it makes runs comparable: all that have pieces have the same tasks by now, or a whole run has those. Otherwise
+    Only where it makes runs comparable: to the tasks of a whole run, or to those that all others have by now. Otherwise
     whoever is ahead would leave the comparison with the others.
     """
     pieces: dict[tuple[Any, ...], dict[tuple[str, int], list[Run]]] = {}
@@ -31,14 +32,36 @@ def joined(runs: Sequence[Run], notes: list[str]) -> list[Run]:
             rest.append(run)
     orders = {frozenset(run.tasks): run.tasks for run in sorted(runs, key=lambda run: run.protocol, reverse=True)}
     for series in pieces.values():
-        sets = [frozenset(task for run in own for task in run.tasks) for own in series.values()]
-        for own, tasks in zip(series.values(), sets, strict=True):
-            if len(own) > 1 and (tasks in orders or len(set(sets)) == 1):
-                order = orders.setdefault(tasks, tuple(task for run in own for task in run.tasks))
-                rest.append(_whole(own, order))
-            else:
-                rest += own
+        complete = {key for key, own in series.items() if len(own) > 1 and _tasks(own) in orders}
+        common = _common([own for key, own in series.items() if key not in complete])
+        for key, own in series.items():
+            tasks = _tasks(own) if key in complete else common
+            chosen = [run for run in own if tasks.issuperset(run.tasks)]
+            if len(chosen) > 1:
+                own = [run for run in own if not tasks.issuperset(run.tasks)]
+                rest.append(_whole(chosen, orders.setdefault(_tasks(chosen), _order(chosen))))
+            rest += own
     return rest
+
+
+def _tasks(pieces: Iterable[Run]) -> frozenset[str]:
+    return frozenset(task for run in pieces for task in run.tasks)
+
+
+def _common(series: Sequence[Sequence[Run]]) -> frozenset[str]:
+    """Tasks that all have; where pieces are put together, each of them belongs to it as a whole or not at all."""
+    common = frozenset.intersection(*map(_tasks, series)) if series else frozenset()
+    pieces = [run for own in series if len(own) > 1 for run in own]
+    while torn := common & _tasks(run for run in pieces if not common.issuperset(run.tasks)):
+        common -= torn
+    return common
+
+
+def _order(pieces: Sequence[Run]) -> tuple[str, ...]:
+    """That of the paper's tables, if it has these tasks."""
+    suite, tasks = pieces[0].suite, [task for run in pieces for task in run.tasks]
+    known = [f"{suite}/{task}" for task in paper.tasks(suite)]
+    return tuple(sorted(tasks, key=known.index) if set(known).issuperset(tasks) else tasks)
 
 
 def _add(own: list[Run], run: Run, notes: list[str]) -> list[Run]:

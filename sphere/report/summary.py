@@ -127,15 +127,17 @@ def averages(comparison: Comparison) -> list[Average]:
 
 
 def paper_average(comparison: Comparison, protocol: str, method: str) -> paper.Printed | None:
-    """The paper's average, where it is of these tasks; of some of its tasks, the mean of what it prints for them."""
-    known = paper.SUCCESS.get((comparison.suite, "crl"), {}).get("SPHERE", {})
-    if {short(task) for task in comparison.whole or comparison.tasks} != set(known) - {"average"}:
+    """The paper's average, where it is of these tasks; of some of its tasks, the mean of what it prints for them. In a
+    sequence a task depends on those before it, so there only the first tasks of the whole count as some."""
+    known, tasks = paper.tasks(comparison.suite), {short(task) for task in comparison.tasks}
+    whole = {short(task) for task in comparison.whole or comparison.tasks}
+    if not tasks.issubset(known) or (protocol == "crl" and whole != set(known)):
         return None
-    if comparison.whole is None:
+    if tasks == set(known):
         return paper.success(comparison.suite, protocol, method)
-    printed = [paper.success(comparison.suite, protocol, method, short(task)) for task in comparison.tasks]
+    printed = [paper.success(comparison.suite, protocol, method, task) for task in tasks]
     means = [one.mean for one in printed if one is not None]
-    return paper.Printed(float(np.mean(means)), float("nan")) if len(means) == len(printed) else None
+    return paper.Printed(float(np.mean(means))) if len(means) == len(printed) else None
 
 
 def so_far(comparison: Comparison, protocol: str) -> Comparison | None:
