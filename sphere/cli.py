@@ -8,13 +8,12 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import tyro
 
 import sphere
 from sphere.mistakes import UserError, nearest
-from sphere.runs.progress import plural
 from sphere.runs.settings import FleetConfig
 
 USAGE = """usage: sphere COMMAND ...
@@ -118,85 +117,13 @@ def show(arguments: list[str]) -> None:
     print(show_text(_fleet(options.directory), options.directory))
 
 
-@dataclass(frozen=True)
-class Report:
-    """One page (open index.html from disk), and tables and figures beside it, from run directories alone."""
+def _elsewhere(module: str, name: str) -> Callable[[list[str]], Any]:
+    """A command of another module, which is imported when it is called: a command waits for its own imports only."""
 
-    directories: tyro.conf.Positional[tuple[Path, ...]]
-    """Runs, fleets, or directories above them."""
-    out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("report")
-    success: Literal["at-end", "once"] = "at-end"
-    """At the last step of an episode, as the released code counts it, or at any step."""
-    figures: bool = True
-    """Also SVG, PDF and PNG files; they take most of the time."""
+    def act(arguments: list[str]) -> None:
+        getattr(importlib.import_module(module), name)(arguments)
 
-
-def report(arguments: list[str]) -> None:
-    from sphere.report.page import write_report
-
-    options = tyro.cli(Report, prog="sphere report", args=arguments)
-    if not options.directories:
-        raise UserError("a report of which runs? name directories that sphere train wrote: sphere report runs/first")
-    loaded = write_report(options.directories, options.out, options.success, options.figures)
-    for note in loaded.notes:
-        print(f"sphere: {note}", file=sys.stderr)
-    print(f"{plural(len(loaded.runs), 'run')}: {options.out / 'index.html'}")
-
-
-@dataclass(frozen=True)
-class Export:
-    """Copy what a reader needs to check runs: settings, versions, all evaluations, thinned metrics; no checkpoints."""
-
-    directories: tyro.conf.Positional[tuple[Path, ...]]
-    """Runs, fleets, or directories above them."""
-    out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("results")
-    every: int = 10
-    """Of the training iterations' metrics keep one in so many; evaluations are all kept."""
-
-
-def export(arguments: list[str]) -> None:
-    from sphere.runs.export import export as copy
-
-    options = tyro.cli(Export, prog="sphere export", args=arguments)
-    if not options.directories:
-        raise UserError("export which runs? name directories that sphere train wrote: sphere export runs/first")
-    written = copy(options.directories, options.out, options.every)
-    print(f"{plural(len(written), 'run')}: {options.out}")
-
-
-@dataclass(frozen=True)
-class Watch:
-    """Serve the page on this machine; it renews itself while runs are going."""
-
-    directories: tyro.conf.Positional[tuple[Path, ...]]
-    """Runs, fleets, or directories above them."""
-    port: int = 8000
-    """0 takes a free one."""
-    host: str = "127.0.0.1"
-    """Another address lets other machines in: everybody who reaches it sees the runs."""
-    success: Literal["at-end", "once"] = "at-end"
-    """At the last step of an episode, as the released code counts it, or at any step."""
-
-
-def watch(arguments: list[str]) -> None:
-    from sphere.report.watch import watch as serve
-
-    options = tyro.cli(Watch, prog="sphere watch", args=arguments)
-    if not options.directories:
-        raise UserError("watch which runs? name directories that sphere train writes to: sphere watch runs")
-    serve(options.directories, options.host, options.port, options.success)
-
-
-def train(arguments: list[str]) -> None:
-    from sphere.train_cli import train as act
-
-    act(arguments)
-
-
-def experiment(arguments: list[str]) -> None:
-    from sphere.experiment_cli import experiment as act
-
-    act(arguments)
+    return act
 
 
 def verify(arguments: list[str]) -> None:
@@ -306,14 +233,14 @@ def bench(arguments: list[str]) -> None:
 
 
 COMMANDS: dict[str, Callable[[list[str]], Any]] = {
-    "train": train,
+    "train": _elsewhere("sphere.train_cli", "train"),
     "resume": resume,
     "eval": evaluate,
     "show": show,
-    "report": report,
-    "export": export,
-    "watch": watch,
-    "experiment": experiment,
+    "report": _elsewhere("sphere.report_cli", "report"),
+    "export": _elsewhere("sphere.report_cli", "export"),
+    "watch": _elsewhere("sphere.report_cli", "watch"),
+    "experiment": _elsewhere("sphere.experiment_cli", "experiment"),
     "render": render,
     "assets": assets,
     "heldout": heldout,

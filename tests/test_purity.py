@@ -27,7 +27,7 @@ LAYERS = (
     ("experiment_cli",),
     ("verify", "demo"),
     ("compare",),
-    ("train_cli",),
+    ("train_cli", "report_cli"),
     ("cli",),
     ("__main__",),
 )
