@@ -146,6 +146,18 @@ def test_a_second_report_leaves_nothing_of_the_first_but_other_peoples_files(tmp
     assert (tmp_path / "site" / "index.html").read_text() == "precious"
 
 
+def test_folders_of_comparisons_that_are_one_by_now_go_too(tmp_path):
+    for task in TASKS:
+        write_run(tmp_path / "runs" / task, settings(0, protocol="rl", tasks=[task], steps_per_task=len(task) * 1000))
+    out = tmp_path / "report"
+    write_report([tmp_path / "runs"], out, figures=False)
+    assert len(list((out / "tables").iterdir())) == len(TASKS)
+    (out / "tables" / "my-notes").mkdir()
+    (out / "tables" / "my-notes" / "note").touch()
+    write_report([tmp_path / "runs" / TASKS[0]], out, figures=False)
+    assert [path.name for path in (out / "tables").iterdir() if path.is_dir()] == ["my-notes"]
+
+
 def test_one_run_has_no_deviation(tmp_path):
     for rho in (0.0, 0.1):
         write_run(tmp_path / f"{rho}", settings(rho=rho))

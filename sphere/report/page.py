@@ -113,6 +113,9 @@ def _clear(out: Path) -> None:
         for form in forms:
             for path in (out / folder).rglob(f"*.{form}"):
                 path.unlink()
+        for left in sorted((out / folder).glob("*-*/")):
+            if not any(left.iterdir()):
+                left.rmdir()
 
 
 def write_report(paths: Sequence[Path], out: Path, success: Success = "at-end", figures: bool = True) -> Loaded:
