@@ -85,7 +85,8 @@ def test_the_papers_number_stands_beside_ours(comparison):
 
 
 def test_an_average_of_other_tasks_than_the_papers_has_no_number_beside_it(comparison):
-    assert all(one.paper is None for one in averages(comparison))
+    """Of a sequence; a task from scratch does not depend on the others (tests/test_report_so_far.py)."""
+    assert [one.protocol for one in averages(comparison) if one.paper is not None] == ["rl", "rl"]
 
 
 def test_a_table_without_any_number_of_the_paper_has_no_column_for_it(tmp_path):
