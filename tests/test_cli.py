@@ -226,7 +226,9 @@ def test_python_m_sphere_is_the_same_program():
 def test_ctrl_c_before_the_first_iteration_leaves_cleanly(tmp_path):
     """While threads compile: the interpreter must not end under them."""
     command = [sys.executable, "-m", "sphere", "train", "--preset", "probe-crl", "--out", str(tmp_path / "fleet")]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    # without what earlier tests compiled: else the first iteration may be over before the signal comes
+    anew = os.environ | {"JAX_ENABLE_COMPILATION_CACHE": "false"}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=anew)
     deadline = time.monotonic() + 60
     while not (tmp_path / "fleet" / "fleet.json").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
