@@ -59,14 +59,35 @@ def test_there_are_examples_of_the_penalty_and_of_the_kernel():
     assert "ntk.effective_rank" in EXAMPLES[1]
 
 
-def test_the_table_of_results_is_what_the_records_give(tmp_path):
-    assert main(["report", str(ROOT / "results" / "metaworld-crl"), "--out", str(tmp_path)]) == 0
-    kept, made = (folder / "tables" for folder in (ROOT / "results" / "metaworld-crl" / "report", tmp_path))
+@pytest.fixture(scope="module", params=["crl", "rl"])
+def kept_tables(request, tmp_path_factory):
+    """The tables that are kept beside a protocol's records, and those that its records give now."""
+    records, made = ROOT / "results" / f"metaworld-{request.param}", tmp_path_factory.mktemp("report")
+    assert main(["report", str(records), "--out", str(made), "--no-figures"]) == 0
+    return records / "report" / "tables", made / "tables"
+
+
+def test_kept_tables_are_what_the_records_give(kept_tables):
+    kept, made = kept_tables
     for page in kept.iterdir():
         assert page.read_text() == (made / page.name).read_text()
-    rows = [line for line in README.read_text().splitlines() if line.startswith("| ") and "±" in line]
-    assert rows
-    assert set(rows) <= set((kept / "metaworld-crl-tasks.md").read_text().splitlines())
+
+
+def cells(line):
+    return [cell.strip() for cell in line.strip("|\n").split("|")]
+
+
+def test_the_table_of_results_is_that_of_both_protocols():
+    """Under CRL a task's row is the table's own; under RL, where there is no room, its means, a dash where nothing was run."""
+    row = {"crl": {}, "rl": {}}
+    for protocol, rows in row.items():
+        page = ROOT / "results" / f"metaworld-{protocol}" / "report" / "tables" / f"metaworld-{protocol}-tasks.md"
+        rows |= {cells(line)[0]: cells(line)[1:] for line in page.read_text().splitlines() if "±" in line}
+    shown = [cells(line) for line in README.read_text().splitlines() if line.startswith("| ") and "±" in line]
+    assert [task for task, *_ in shown] == list(row["crl"])
+    for task, *numbers in shown:
+        assert numbers[:4] == row["crl"][task]
+        assert numbers[4:] == [number.split(" ")[0] for number in row["rl"].get(task, ["–"] * 4)]
 
 
 def test_the_readme_fits_its_size():
