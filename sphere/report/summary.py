@@ -135,7 +135,7 @@ def paper_average(comparison: Comparison, protocol: str, method: str) -> paper.P
         return None
     if tasks == set(known):
         return paper.success(comparison.suite, protocol, method)
-    printed = [paper.success(comparison.suite, protocol, method, task) for task in tasks]
+    printed = [paper.success(comparison.suite, protocol, method, short(task)) for task in comparison.tasks]
     means = [one.mean for one in printed if one is not None]
     return paper.Printed(float(np.mean(means))) if len(means) == len(printed) else None
 
