@@ -104,6 +104,20 @@ def test_protocol_seed_and_workers_do_not_make_a_method(tmp_path):
     assert {run.method for run in load([tmp_path]).runs} == {"Top-K MoE"}
 
 
+def test_what_a_task_switch_keeps_makes_a_method_under_crl_alone(tmp_path):
+    """With the same seed, too: neither run may pass for a copy of the other."""
+    write_run(tmp_path / "kept", settings(boundary={"optimiser": True}))
+    write_run(tmp_path / "anew", settings(boundary={"optimiser": False}))
+    write_run(tmp_path / "scratch", settings(boundary={"optimiser": False}, protocol="rl"))
+    loaded = load([tmp_path])
+    assert {run.name: run.method for run in loaded.runs} == {
+        "kept": "Top-K MoE (boundary.optimiser yes)",
+        "anew": "Top-K MoE (boundary.optimiser no)",
+        "scratch": "Top-K MoE (boundary.optimiser yes)",
+    }
+    assert not any("counted once" in note for note in loaded.notes)
+
+
 def test_runs_of_different_length_are_not_compared(tmp_path):
     write_run(tmp_path / "long", settings(seed=0))
     write_run(tmp_path / "short", settings(seed=0, steps_per_task=2000))
@@ -152,6 +166,10 @@ def wrong_types(path):
     (path / "config.json").write_text(json.dumps(settings() | {"tasks": 5}))
 
 
+def settings_in_a_word(path):
+    (path / "config.json").write_text(json.dumps(settings() | {"boundary": "kept"}))
+
+
 def no_metrics(path):
     (path / "metrics.jsonl").unlink()
 
@@ -186,7 +204,7 @@ def directory_for_file(path):
 
 
 SPOILS = [spoil_config, foreign, list_config, wrong_types, no_metrics, broken_line, wrong_episode, foreign_task]
-SPOILS += [words_for_numbers, binary, directory_for_file]
+SPOILS += [settings_in_a_word, words_for_numbers, binary, directory_for_file]
 
 
 @pytest.mark.parametrize("spoil", SPOILS)

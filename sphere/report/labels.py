@@ -1,12 +1,13 @@
 """Which runs are runs of one method, and what it is called: the paper's names where it has one."""
 
+import dataclasses
 import json
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sphere.runs.settings import HOW
+from sphere.runs.settings import HOW, Boundary
 
 KINDS = {
     "mlp": "PPO",
@@ -29,7 +30,7 @@ MITIGATIONS = {
 }
 
 NOT_THE_METHOD = (
-    *("seeds", "protocol", "tasks", "steps_per_task", "boundary"),
+    *("seeds", "protocol", "tasks", "steps_per_task"),
     *("evaluation", *HOW),
 )
 """Settings that runs of one method may differ in: which sample, what it was trained on and how it was watched."""
@@ -67,6 +68,9 @@ def method_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that make the method, flat: "ppo.actor.experts" -> 10."""
     rest = {name: value for name, value in config.items() if name not in NOT_THE_METHOD}
     rest["rho"] = config["rho"][0]
+    # from scratch nothing is kept, whatever is set
+    kept = config.get("boundary") or {} if config["protocol"] == "crl" else {}
+    rest["boundary"] = dataclasses.asdict(Boundary()) | kept
     # what is not set is left out: settings that came with a later version do not make another method of an old run
     found = {name: value for name, value in flatten(rest).items() if value is not None}
     if rest["rho"] == 0:  # what a penalty would have been like makes no difference
@@ -111,7 +115,10 @@ def _differences(members: list[dict[str, Any]], most: int = 4) -> list[str]:
         if len({json.dumps(one.get(name, str(missing)), sort_keys=True, default=str) for one in members}) > 1
     ]
     short = [name.rsplit(".", 1)[-1] for name in apart]
-    spoken = [last if short.count(last) == 1 else full for full, last in zip(apart, short, strict=True)]
+    spoken = [
+        last if short.count(last) == 1 and not full.startswith("boundary.") else full  # "optimiser no" says too little
+        for full, last in zip(apart, short, strict=True)
+    ]
     return [
         ", ".join(
             f"{word} {spell(one.get(name, 'none'))}" for word, name in list(zip(spoken, apart, strict=True))[:most]

@@ -100,6 +100,9 @@ def _settings(path: Path) -> dict[str, Any]:
     for name in ("seeds", "rho"):
         if not isinstance(config[name], list) or len(config[name]) != 1:
             raise Unreadable(f"config.json has {name} {config[name]!r:.60}, wanted one: a run's own settings")
+    for name in ("ppo", "boundary"):
+        if not isinstance(config.get(name) or {}, dict):
+            raise Unreadable(f"config.json has {name} {config[name]!r:.60}, wanted settings by name")
     return config
 
 
