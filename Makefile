@@ -1,4 +1,4 @@
-# Every target sets up what it needs: a machine with python3 (3.11 or 3.12), venv and pip is enough.
+# Every target sets up what it needs: a machine with python3 (3.11 or newer), venv and pip is enough.
 PYTHON ?= python3
 VENV   := .venv
 RUN    := $(VENV)/bin/python

@@ -20,7 +20,7 @@ USAGE = """usage: sphere experiment list
        sphere experiment report NAME   its tables, figures and page, from what there is
 
   --scale smoke|small|paper   smoke (default): minutes on two cores; small: a tenth of the steps; paper: as in the paper
-  --seeds 0 1 2               default: 2, 3 and 5 of them (ten-seeds: 10)
+  --seeds 0 1 2               default: 2, 3 and 5 of them (ten-seeds: 10; runtime and those from checkpoints: 1)
   --out DIR                   default: runs/experiments
   --only "Top-K MoE" SPHERE   of plan and run: these of its methods alone
   --at-once 2                 of run: so many fleets at the same time on this machine
@@ -36,7 +36,7 @@ class Options:
     scale: Scale = "smoke"
     """smoke: minutes on two cores, says nothing about methods; small: a tenth of the steps; paper: as in the paper."""
     seeds: tuple[int, ...] = ()
-    """Default: 2, 3 and 5 of them by scale (ten-seeds: 10)."""
+    """Default: 2, 3 and 5 of them by scale (ten-seeds: 10; runtime and those from checkpoints: 1)."""
     out: Path = Path("runs/experiments")
     """Fleets are kept in a directory by scale and shared between experiments; reports beside them."""
 

@@ -49,7 +49,7 @@ class Simulator:
     goals: Literal["random", "frozen"] | None = None
     """MetaWorld: a new seeded goal every episode, or one for ever."""
     horizon: int | None = None
-    """MetaWorld: steps of an episode; 500 unless said otherwise, 200 in Continual World."""
+    """Steps of an episode: MetaWorld 500 unless said otherwise (200 in Continual World), HumanoidBench 1000."""
     one_hot: bool | None = None
     """MetaWorld: append the task's number as ten entries to the observation."""
 
