@@ -29,6 +29,7 @@ from sphere.study.experiment import Experiment, Found
 from sphere.study.fleets import Job, existing, group, same_run, schedule, singles, work
 from sphere.study.methods import PAIR
 from sphere.study.output import write_results
+from sphere.study.shown import last_value, value_at
 
 ASKED_FOR = """activation dense-backbones design-ablations expert-choice expert-count feature-rank gate-expert kfac kronecker
 humanoidbench-archs humanoidbench-bars humanoidbench-crl humanoidbench-rl layernorm lead-lag load-balance metaworld-archs
@@ -306,6 +307,26 @@ def test_the_papers_numbers_stand_beside_ours(made):
     (table, *_) = find("ten-seeds").results(made("ten-seeds")).tables
     assert table.rows[0][0] == "HumanoidBench CRL, Top-K MoE"
     assert table.rows[0][3:5] == [Measured(0.75), Measured(0.36)]
+
+
+def test_the_end_of_training_is_that_of_finished_runs(made):
+    """A run that has just begun says nothing about the end; one run has no deviation."""
+    runs = made("load-balance", (0,), stop_at=3000).runs("Top-K MoE")
+    assert value_at(runs, "heldout/ntk_rank", 0) is not None
+    assert last_value(runs, "heldout/ntk_rank") is None
+    runs = made("placement", (0,)).runs("Actor only")
+    assert "±" not in last_value(runs, "heldout/ntk_rank").text()
+
+
+def test_runs_of_a_version_with_fewer_settings_are_found(made, tmp_path):
+    made("sign-flip", (0,))
+    for path in (tmp_path / "sign-flip").rglob("*.json"):
+        config = json.loads(path.read_text())
+        if "boundary" in config:
+            del config["boundary"]["mitigation"], config["ppo"]["deterministic"]
+            path.write_text(json.dumps(config))
+    found = find("sign-flip").found("paper", (0,), tmp_path / "sign-flip")
+    assert {run.method for run in found.loaded.runs} == {c.label for c in find("sign-flip").cells()}
 
 
 def test_hours_are_read_from_the_clock_of_the_records(made):

@@ -46,11 +46,30 @@ def test_nothing_is_said_of_what_does_not_vary():
     assert predict_one_step(series("success", [0, 1, 0, 1]), series("rank", [1, 2, 3, 4])) is None  # too short
 
 
+@pytest.mark.parametrize("length", [10, 25, 60, 100])
+def test_nothing_is_said_of_fewer_than_four_blocks(length):
+    """With one block all resamples are the series itself, and noise would be certain of its sign."""
+    noise = np.random.default_rng(length).normal(size=(2, length))
+    assert predict_one_step(series("success", noise[0]), series("rank", noise[1]), block=25) is None
+
+
+def test_four_blocks_of_noise_have_an_interval():
+    noise = np.random.default_rng(0).normal(size=(2, 101))
+    found = predict_one_step(series("success", noise[0]), series("rank", noise[1]), block=25)
+    assert found.high - found.low > 0.1
+
+
+def test_lags_that_leave_less_than_half_of_the_pairs_are_not_judged():
+    leader, outcome = np.random.default_rng(1).normal(size=(2, 24))
+    found = lagged_correlations(series("success", outcome), series("rank", leader), range(-20, 21))
+    assert {lag for lag, value in found.items() if np.isfinite(value)} == set(range(-12, 13))
+
+
 def test_the_coefficient_is_that_of_least_squares():
     """By the partial-regression identity: residuals of both sides on the other columns give the same slope."""
     rng = np.random.default_rng(2)
     outcome, leader = rng.normal(size=50).cumsum(), rng.normal(size=50).cumsum()
-    found = predict_one_step(series("success", outcome), series("rank", leader), resamples=10)
+    found = predict_one_step(series("success", outcome), series("rank", leader), block=10, resamples=10)
     y, x = outcome[1:], leader[:-1]
     others = np.column_stack([np.ones(49), outcome[:-1], np.arange(49)])
     rest = [side - others @ np.linalg.lstsq(others, side, rcond=None)[0] for side in (y, x)]
@@ -82,7 +101,7 @@ def test_a_leader_is_told_from_none():
 
 
 def test_the_bootstrap_is_seeded():
-    pair = driven(0.1, np.random.default_rng(4), 80)
+    pair = driven(0.1, np.random.default_rng(4), 120)
     assert predict_one_step(*pair, resamples=50) == predict_one_step(*pair, resamples=50)
     assert predict_one_step(*pair, resamples=50) != predict_one_step(*pair, resamples=50, seed=1)
 

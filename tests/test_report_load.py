@@ -118,6 +118,27 @@ def test_what_a_task_switch_keeps_makes_a_method_under_crl_alone(tmp_path):
     assert not any("counted once" in note for note in loaded.notes)
 
 
+def test_runs_from_scratch_belong_to_the_only_sequences_of_their_settings(tmp_path):
+    """Else RL would not stand beside CRL, nor the baseline beside SPHERE, as soon as a boundary is not the usual one."""
+    for protocol in ("crl", "rl"):
+        write_run(tmp_path / f"{protocol}-top-k", settings(protocol=protocol, boundary={"optimiser": False}))
+        write_run(tmp_path / f"{protocol}-sphere", settings(protocol=protocol, boundary={"optimiser": False}, rho=0.1))
+    assert sorted(run.method for run in load([tmp_path]).runs) == ["SPHERE", "SPHERE", "Top-K MoE", "Top-K MoE"]
+
+
+def test_a_number_written_with_or_without_its_point_is_one_setting(tmp_path):
+    write_run(tmp_path / "a", settings(seed=0, rho=0, ppo__learning_rate=1))
+    write_run(tmp_path / "b", settings(seed=1, rho=0.0, ppo__learning_rate=1.0))
+    write_run(tmp_path / "c", settings(seed=0, rho=0.1, ppo__batch_size=2_000_000))
+    write_run(tmp_path / "d", settings(seed=0, rho=0.1))
+    assert [run.method for run in load([tmp_path]).runs] == [
+        "SPHERE (batch_size 2000000)",
+        "SPHERE (batch_size none)",
+        "Top-K MoE",
+        "Top-K MoE",
+    ]
+
+
 def test_runs_of_different_length_are_not_compared(tmp_path):
     write_run(tmp_path / "long", settings(seed=0))
     write_run(tmp_path / "short", settings(seed=0, steps_per_task=2000))

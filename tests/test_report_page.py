@@ -448,6 +448,24 @@ def test_many_methods_and_tasks_have_room(browser_page, tmp_path, width):
 
 
 @needs_browser
+def test_a_long_training_with_many_experts_is_drawn(browser_page, tmp_path):
+    """2 methods x 3 views x 64 experts x 400 evaluations: more shares than a call in a browser takes arguments."""
+    config = settings(tasks=["metaworld/hammer"], steps_per_task=400_000, ppo__actor__experts=64)
+    for seed in (0, 1):
+        for rho in (0.0, 0.1):
+            path = tmp_path / f"rho{rho:g}-{seed}"
+            write_run(path, config | {"seeds": [seed], "rho": [rho]})
+            for name in ("metrics.jsonl", "episodes.jsonl"):
+                lines = [json.loads(line) for line in (path / name).read_text().splitlines()]
+                last = next(line for line in lines if "heldout/ntk_rank" in line or "episode" in line)
+                more = [last | {"step": 1000 * number, "wall": float(number)} for number in range(1, 401)]
+                (path / name).write_text("".join(json.dumps(line) + "\n" for line in more))
+    page = browser_page(1280, render(load([tmp_path])))
+    assert page.evaluate(EMPTY) == []
+    assert page.locator(".load-plot svg").count() == 2
+
+
+@needs_browser
 def test_hovering_and_keys_read_values_and_zoom(opened):
     page = opened(1280)
     plot = page.locator(".plot[data-metric='evaluation/success_at_end']")

@@ -2,14 +2,26 @@
 
 import csv
 import io
+import json
 
+import numpy as np
 import pytest
 from made_runs import settings, write_comparison, write_run
 
-from sphere.report.compared import against_table, average_table, continual_table, per_task_table
+from sphere.report import paper
+from sphere.report.compared import (
+    against_table,
+    average_table,
+    continual_table,
+    diagnostics_table,
+    per_task_table,
+)
+from sphere.report.figures import DASHES
 from sphere.report.load import load
-from sphere.report.summary import averages, comparisons, continual
+from sphere.report.maps import load_map
+from sphere.report.summary import Comparison, averages, comparisons, continual
 from sphere.report.tables import Measured, Table
+from sphere.runs.presets import CW10, H1
 
 NASTY = Table(
     "nasty",
@@ -87,6 +99,72 @@ def test_the_papers_number_stands_beside_ours(comparison):
 def test_an_average_of_other_tasks_than_the_papers_has_no_number_beside_it(comparison):
     """Of a sequence; a task from scratch does not depend on the others (tests/test_report_so_far.py)."""
     assert [one.protocol for one in averages(comparison) if one.paper is not None] == ["rl", "rl"]
+
+
+def test_a_sequence_in_another_order_stands_beside_the_paper_as_far_as_it_is_the_same(tmp_path):
+    """A task's number depends on the tasks before it; from scratch it does not."""
+    order = ["hammer", "faucet-close", "push-wall"]
+    for protocol in ("crl", "rl"):
+        write_run(tmp_path / protocol, settings(protocol=protocol, tasks=[f"metaworld/{task}" for task in order]))
+    (found,) = comparisons(load([tmp_path]))
+    assert [row[2] is None for row in per_task_table(found, "crl").rows] == [False, True, True, True]
+    assert [row[2] is None for row in per_task_table(found, "rl").rows] == [False, False, False, False]
+
+
+def test_all_ten_tasks_in_another_order_have_another_average(tmp_path):
+    for name, tasks in (("same", CW10), ("reversed", CW10[::-1])):
+        write_run(tmp_path / name, settings(tasks=[f"metaworld/{task}" for task in tasks]))
+    papers = {found.tasks[0]: averages(found)[0].paper for found in comparisons(load([tmp_path]))}
+    assert papers["metaworld/hammer"].mean == 0.21
+    assert papers["metaworld/peg-unplug-side"] is None
+
+
+def test_the_papers_tasks_are_in_the_order_of_its_sequences():
+    assert (tuple(paper.tasks("metaworld")), tuple(paper.tasks("humanoidbench"))) == (CW10, H1)
+
+
+def test_the_last_evaluation_is_the_last_also_where_it_has_no_number(tmp_path):
+    """A router that has collapsed has no silhouette: what it was before is not what it is at the end."""
+    path = write_run(tmp_path / "a", settings())
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        if "heldout/silhouette" in line:
+            line["heldout/silhouette"] = 0.3 if line["step"] < 5000 else "nan"
+            line["heldout/ntk_rank"] = line["step"] / 1000
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_run(tmp_path / "begun", settings(seed=1), stop_at=2000)
+    (found,) = comparisons(load([tmp_path]))
+    shown = {row[0]: row[1] for row in diagnostics_table(found, "crl").rows}
+    assert shown["silhouette"] is None
+    assert shown["ntk_rank"].text() == "9.00"  # of the one that has come so far
+
+
+def test_lines_of_many_methods_differ_in_colour_or_dash(tmp_path):
+    (run,) = load([write_run(tmp_path / "a", settings())]).runs
+    methods = ("PPO", "PPO(10x)", "Top-K MoE", *(f"method {i}" for i in range(16)), "SPHERE")
+    found = Comparison("metaworld", run.tasks, 3000, (run,), methods)
+    styles = [(found.colour(method), found.dash(method)) for method in methods]
+    assert len(set(styles)) == len(methods)
+    assert [found.colour(name) for name in ("Top-K MoE", "SPHERE")] == [0, 1]
+    assert max(dash for _, dash in styles) < len(DASHES)
+
+
+def test_a_map_of_loads_has_all_runs_as_far_as_they_are(tmp_path):
+    """Three evaluations of two runs; the run that has just begun counts in the first, and decides nothing."""
+    for name, stop_at in (("begun", 1000), ("going", 3000)):
+        write_run(tmp_path / name, settings(seed=stop_at), stop_at=stop_at)
+    runs = load([tmp_path]).runs
+    loads = {1000: 0.4, 3000: 0.8}
+    for run in runs:
+        for expert in range(4):
+            run.curve.values[f"heldout/load/{expert}"][:] = loads[run.steps] if expert == 2 else 0.1
+    for order in (runs, runs[::-1]):
+        found = load_map(order)
+        assert found.runs == 2
+        assert found.step.tolist() == [1000, 2000, 3000]
+        np.testing.assert_allclose(found.share[0], [0.6, 0.8, 0.8])  # experts by load
+        np.testing.assert_allclose(found.share[1:], 0.1)
+    assert load_map(runs[:1]).share[2].tolist() == [loads[runs[0].steps]] * len(runs[0].curve.step)
 
 
 def test_a_table_without_any_number_of_the_paper_has_no_column_for_it(tmp_path):

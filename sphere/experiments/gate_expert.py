@@ -46,9 +46,11 @@ def results(found: Found) -> Results:
     rows: list[list[Cell]] = []
     cosines = {}
     for label, one in first_snapshots(found, PAIR).items():
-        gate, expert = jax.jit(ntk.blocks)(one.actor, jnp.asarray(one.rollout[:: len(one.rollout) // size][:size]))
-        cosines[label] = float(block_cosine(gate, expert))
-        bound = gate_expert_decoupling(gate, expert, 2 * len(gate))
+        states = jnp.asarray(one.rollout[:: len(one.rollout) // size][:size])
+        with jax.default_matmul_precision("highest"):  # TF32 would lift the floor of the spectra
+            gate, expert = jax.jit(ntk.blocks)(one.actor, states)
+            cosines[label] = float(block_cosine(gate, expert))
+            bound = gate_expert_decoupling(gate, expert, 2 * len(gate))
         sizes = [parameter_count(part) for part in (one.actor.trunk.router, one.actor.trunk.experts)]
         numbers = [Measured(v) for v in (cosines[label], float(bound.left), float(bound.right))]
         rows.append([label, *numbers, *(f"{n:,}" for n in sizes)])

@@ -2,7 +2,7 @@
 // Charts as inline SVG from plain numbers. Each draws itself anew when its width, the zoom or what is shown changes.
 
 const SVG = "http://www.w3.org/2000/svg";
-const DASHES = ["", "", "", "", "7 4", "2 3", "9 3 2 3", "4 4"];
+const DASHES = ["", "7 4", "2 3", "9 3 2 3"];
 
 function node(name, attributes, parent, text) {
   const made = document.createElementNS(SVG, name);
@@ -13,7 +13,7 @@ function node(name, attributes, parent, text) {
 }
 
 const colour = (one) => `var(--method-${one.colour})`;
-const dash = (one) => DASHES[one.colour];
+const dash = (one) => DASHES[one.dash];
 
 function spell(value) {
   if (value === null || value === undefined) return "–";

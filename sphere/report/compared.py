@@ -11,12 +11,13 @@ from sphere.report.scores import deviation
 from sphere.report.summary import (
     Comparison,
     against,
+    at_last,
     averages,
-    band,
     continual,
     metrics,
     on_task,
     paper_average,
+    paper_on_task,
     short,
     so_far,
 )
@@ -45,7 +46,7 @@ def per_task_table(comparison: Comparison, protocol: str) -> Table:
         ours: list[Cell] = [None if one is None else Measured(one.mean, one.std) for one in found]
         ours.append(Measured(average[method].mean.value, average[method].std) if method in average else None)
         names = [short(task) for task in comparison.tasks]
-        theirs: list[Cell] = [printed(paper.success(comparison.suite, protocol, method, name)) for name in names]
+        theirs: list[Cell] = [printed(paper_on_task(comparison, protocol, method, name)) for name in names]
         theirs.append(printed(paper_average(part or comparison, protocol, method)))
         columns.append(method)
         blocks.append(ours)
@@ -178,8 +179,7 @@ def diagnostics_table(comparison: Comparison, protocol: str) -> Table:
     for name in [name for name in metrics(runs) if name.startswith("heldout/")]:
         row: list[Cell] = [name.split("/", 1)[1]]
         for method in methods:
-            found = band(comparison.group(method, protocol), name)
-            last = [float(values[-1]) for _, values in found.runs if values[-1] == values[-1]] if found else []
+            last = at_last(comparison.group(method, protocol), name)
             row.append(Measured(float(np.mean(last)), deviation(np.array(last))) if last else None)
         rows.append(row)
     return Table(

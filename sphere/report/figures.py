@@ -12,7 +12,7 @@ from sphere.report.payload import spoken_metric
 from sphere.report.summary import Comparison, averages, band, metrics, short
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9", "#7A6FF0")
-DASHES = ("-", "-", "-", "-", "--", ":", "-.", "--")
+DASHES = ("-", "--", ":", "-.")
 PLACES = {
     "heldout": ", held-out states",
     "online": ", rollout states",
@@ -79,8 +79,7 @@ def _figures(comparison: Comparison) -> dict[str, Any]:
 
 
 def _colour(comparison: Comparison, method: str) -> tuple[str, Any]:
-    place = comparison.colour(method)
-    return COLOURS[place], DASHES[place]
+    return COLOURS[comparison.colour(method)], DASHES[comparison.dash(method)]
 
 
 def success_bars(comparison: Comparison) -> Any:
@@ -188,13 +187,13 @@ def router(comparison: Comparison, protocol: str) -> Any:
     from matplotlib import pyplot
 
     groups = [(m, runs) for m, p, runs in comparison.groups if p == protocol]
-    maps = [(m, len(runs), one) for m, runs in groups if (one := load_map(runs))]
+    maps = [(m, one) for m, runs in groups if (one := load_map(runs))]
     if not maps:
         return None
     size = (7.2, 0.4 + 1.5 * len(maps))
     figure, axes = pyplot.subplots(len(maps), 1, figsize=size, layout="constrained", squeeze=False, sharex=True)
-    most = max(float(np.nanmax(one.share)) for _, _, one in maps)
-    for axis, (method, count, one) in zip(axes[:, 0], maps, strict=True):
+    most = max(float(np.nanmax(one.share)) for _, one in maps)
+    for axis, (method, one) in zip(axes[:, 0], maps, strict=True):
         edges = np.concatenate([[one.step[0] - (one.step[1] - one.step[0] if len(one.step) > 1 else 1)], one.step])
         image = axis.pcolormesh(edges, np.arange(one.share.shape[0] + 1), one.share, vmin=0, vmax=most, cmap="Blues")
         axis.invert_yaxis()
@@ -204,7 +203,7 @@ def router(comparison: Comparison, protocol: str) -> Any:
         axis.set_yticks(np.arange(0, one.share.shape[0], every) + 0.5, range(1, one.share.shape[0] + 1, every))
         axis.set_ylabel("expert")
         axis.set_title(
-            method + (f", mean of {count} runs, experts by load" if count > 1 else ""), fontsize=9, loc="left"
+            method + (f", mean of {one.runs} runs, experts by load" if one.runs > 1 else ""), fontsize=9, loc="left"
         )
     axes[-1, 0].set_xlabel("environment steps")
     figure.colorbar(image, ax=axes[:, 0], label="share of selections")

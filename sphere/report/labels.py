@@ -30,10 +30,11 @@ MITIGATIONS = {
 }
 
 NOT_THE_METHOD = (
-    *("seeds", "protocol", "tasks", "steps_per_task"),
+    *("seeds", "protocol", "tasks", "steps_per_task", "boundary"),
     *("evaluation", *HOW),
 )
-"""Settings that runs of one method may differ in: which sample, what it was trained on and how it was watched."""
+"""Settings that runs of one method may differ in: which sample, what it was trained on and how it was watched. `boundary` is
+looked at by itself (`_kept`)."""
 
 
 def method_name(config: Mapping[str, Any]) -> str:
@@ -68,11 +69,8 @@ def method_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that make the method, flat: "ppo.actor.experts" -> 10."""
     rest = {name: value for name, value in config.items() if name not in NOT_THE_METHOD}
     rest["rho"] = config["rho"][0]
-    # from scratch nothing is kept, whatever is set
-    kept = config.get("boundary") or {} if config["protocol"] == "crl" else {}
-    rest["boundary"] = dataclasses.asdict(Boundary()) | kept
     # what is not set is left out: settings that came with a later version do not make another method of an old run
-    found = {name: value for name, value in flatten(rest).items() if value is not None}
+    found = {name: number(value) for name, value in flatten(rest).items() if value is not None}
     if rest["rho"] == 0:  # what a penalty would have been like makes no difference
         found = {name: value for name, value in found.items() if not name.startswith("ppo.penalty")}
     return found
@@ -88,12 +86,19 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
+def number(value: Any) -> Any:
+    """5 and 5.0 are one setting."""
+    if isinstance(value, list):
+        return [number(one) for one in value]
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
 def tell_apart(
     configs: Sequence[Mapping[str, Any]], label: Callable[[Mapping[str, Any]], str] = method_name
 ) -> list[str]:
     """The method of each run. Where one name covers several settings, what differs is added: "SPHERE (rho 0.1)"."""
-    flat = [method_settings(config) for config in configs]
-    keys = [json.dumps(one, sort_keys=True, default=str) for one in flat]
+    flat = _kept(configs, [method_settings(config) for config in configs])
+    keys = [_spelled(one) for one in flat]
     groups: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
     for config, key, settings in zip(configs, keys, flat, strict=True):
         groups[label(config)][key] = settings
@@ -103,6 +108,27 @@ def tell_apart(
             taken = name if len(members) == 1 else f"{name} ({more})"
             names[name, key] = taken if taken not in names.values() else f"{taken} #{number + 1}"
     return [names[label(config), key] for config, key in zip(configs, keys, strict=True)]
+
+
+def _spelled(settings: Mapping[str, Any]) -> str:
+    return json.dumps(settings, sort_keys=True, default=str)
+
+
+def _kept(configs: Sequence[Mapping[str, Any]], flat: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """With what a task switch keeps. From scratch nothing is kept, whatever is set: such a run belongs to the sequences of its
+    settings, where these are all of one kind."""
+    usual = flatten({"boundary": dataclasses.asdict(Boundary())})
+    own = [usual | flatten({"boundary": config.get("boundary") or {}}) for config in configs]
+    kinds: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
+    for config, settings, kept in zip(configs, flat, own, strict=True):
+        if config["protocol"] == "crl":
+            kinds[_spelled(settings)][_spelled(kept)] = kept
+    found = []
+    for config, settings, kept in zip(configs, flat, own, strict=True):
+        sequences = list(kinds[_spelled(settings)].values())
+        scratch = sequences[0] if len(sequences) == 1 else usual
+        found.append(settings | (kept if config["protocol"] == "crl" else scratch))
+    return found
 
 
 def _differences(members: list[dict[str, Any]], most: int = 4) -> list[str]:
@@ -133,7 +159,7 @@ def spell(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: "none"}[value]
     if isinstance(value, float) and math.isfinite(value):
-        return f"{value:g}"
+        return f"{int(value)}" if value.is_integer() and abs(value) < 1e15 else f"{value:g}"
     if isinstance(value, list | tuple):
         return " ".join(spell(one) for one in value)
     return str(value)

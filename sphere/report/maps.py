@@ -16,21 +16,24 @@ class Load:
 
     step: np.ndarray
     share: np.ndarray
+    runs: int
 
 
 def load_map(runs: Sequence[Run], place: str = "heldout") -> Load | None:
-    """Mean over runs. Experts of different runs have nothing to do with each other, so they are sorted by load first."""
+    """Mean at every evaluation over the runs that have come so far. Experts of different runs have nothing to do with each
+    other, so they are sorted by load first."""
     names = {name for run in runs for name in run.curve.values if name.startswith(f"{place}/load/")}
     experts = sorted(int(name.rsplit("/", 1)[1]) for name in names)
-    stacks: list[np.ndarray] = []
-    step = np.array([], np.int64)
-    for run in runs:
-        if run.curve.step.size and all(f"{place}/load/{e}" in run.curve.values for e in experts):
-            share = np.stack([run.curve.values[f"{place}/load/{e}"] for e in experts]) if experts else np.array([])
-            if share.size and (not stacks or share.shape == stacks[0].shape):
-                stacks.append(-np.sort(-share, axis=0) if len(runs) > 1 else share)
-                step = run.curve.step
-    return Load(step, np.mean(stacks, axis=0)) if stacks else None
+    known = [run for run in runs if experts and all(f"{place}/load/{e}" in run.curve.values for e in experts)]
+    step = np.unique(np.concatenate([run.curve.step for run in known])) if known else np.array([], np.int64)
+    if not step.size:
+        return None
+    share = np.full((len(known), len(experts), step.size), np.nan)
+    for one, run in zip(share, known, strict=True):
+        own = np.stack([run.curve.values[f"{place}/load/{e}"] for e in experts])
+        one[:, np.searchsorted(step, run.curve.step)] = -np.sort(-own, axis=0) if len(runs) > 1 else own
+    seen = np.isfinite(share).all(axis=1).any(axis=0)
+    return Load(step[seen], np.nanmean(share[:, :, seen], axis=0), len(known)) if seen.any() else None
 
 
 def retention(comparison: Comparison, runs: Sequence[Run]) -> np.ndarray | None:

@@ -2,13 +2,11 @@
 
 import json
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from sphere.report.maps import load_map
-from sphere.report.run import Run
 from sphere.report.summary import Band, Comparison, averages, band, metrics, short
 
 MOST_RUNS = 20
@@ -76,7 +74,12 @@ def _curves(comparison: Comparison, protocol: str) -> dict[str, list[dict[str, A
     found = {name: [(m, band(runs, name)) for m, runs in groups] for name in names}
     return {
         name: [
-            {"method": comparison.methods.index(m), "colour": comparison.colour(m), **_series(one)}
+            {
+                "method": comparison.methods.index(m),
+                "colour": comparison.colour(m),
+                "dash": comparison.dash(m),
+                **_series(one),
+            }
             for m, one in bands
             if one is not None
         ]
@@ -103,11 +106,10 @@ def _loads(comparison: Comparison, protocol: str) -> list[dict[str, Any]]:
     for method, p, runs in comparison.groups:
         if p != protocol:
             continue
-        chosen: list[tuple[str, Sequence[Run]]] = [(run.name, [run]) for run in runs[:MOST_RUNS]]
-        if len(runs) > 1:
-            chosen.insert(0, (f"mean of {len(runs)} runs, experts by load", runs))
-        maps = [(name, load_map(some)) for name, some in chosen]
-        views = [{"name": name, "step": one.step, "share": one.share} for name, one in maps if one is not None]
+        chosen = [(run.name, load_map([run])) for run in runs[:MOST_RUNS]]
+        if len(runs) > 1 and (mean := load_map(runs)) is not None:
+            chosen.insert(0, (f"mean of {mean.runs} runs, experts by load", mean))
+        views = [{"name": name, "step": one.step, "share": one.share} for name, one in chosen if one is not None]
         if views:
             found.append({"method": comparison.methods.index(method), "views": views})
     return found

@@ -46,8 +46,10 @@ def named(metric: str) -> Markup:
     return element("b", Markup(words))
 
 
-def key(colour: int) -> Markup:
-    return element("i", class_="key", style=f"background:var(--method-{colour})")
+def key(comparison: Comparison, method: str) -> Markup:
+    """A swatch in the method's colour, cut up as its lines are."""
+    kind = f"key dash-{comparison.dash(method)}"
+    return element("i", class_=kind, style=f"background:var(--method-{comparison.colour(method)})")
 
 
 def section(comparison: Comparison, index: int) -> Markup:
@@ -146,7 +148,7 @@ def cards(comparison: Comparison) -> Markup:
         if one.paper:
             more.append(f"paper {Measured(*one.paper).text()}")
         lines = [joined(*([Markup("<br>")] if place else []), line) for place, line in enumerate(more)]
-        who = [key(comparison.colour(one.method)), one.method, element("span", one.protocol.upper())]
+        who = [key(comparison, one.method), one.method, element("span", one.protocol.upper())]
         number = [digits(one.mean.value)]
         if not math.isnan(one.std):
             number += [" ", element("small", f"± {one.std:.2f}")]
@@ -168,7 +170,7 @@ def controls(comparison: Comparison) -> Markup:
         for p in comparison.protocols
     ]
     methods = [
-        element("button", key(comparison.colour(name)), name, type="button", data_method=i, aria_pressed="true")
+        element("button", key(comparison, name), name, type="button", data_method=i, aria_pressed="true")
         for i, name in enumerate(comparison.methods)
     ]
     return element(

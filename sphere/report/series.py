@@ -41,14 +41,14 @@ def same_steps(first: Series, second: Series) -> None:
 def lagged_correlations(outcome: Series, leader: Series, lags: Iterable[int]) -> dict[int, float]:
     """Pearson's correlation of outcome_t and leader_(t - lag), by lag. Lags > 0: the leader is taken earlier.
 
-    NaN where fewer than three pairs are left, or one side of them does not vary.
+    NaN where fewer than three pairs or half of all are left (of a few some lag always fits), or one side does not vary.
     """
     same_steps(outcome, leader)
     found = {}
     for lag in lags:
         later, earlier = (outcome.values, leader.values) if lag >= 0 else (leader.values, outcome.values)
         first, second = later[abs(lag) :], earlier[: len(earlier) - abs(lag)]
-        flat = len(first) < 3 or np.ptp(first) == 0 or np.ptp(second) == 0
+        flat = len(first) < max(3, len(later) / 2) or np.ptp(first) == 0 or np.ptp(second) == 0
         found[lag] = float("nan") if flat else float(np.corrcoef(first, second)[0, 1])
     return found
 
@@ -75,15 +75,16 @@ class Prediction:
 def predict_one_step(
     outcome: Series, leader: Series, *, block: int = BLOCK, resamples: int = RESAMPLES, seed: int = 0
 ) -> Prediction | None:
-    """None where nothing can be said: fewer than ten evaluations, or a series that does not vary."""
+    """None where nothing can be said: fewer evaluations than four blocks, whose resamples would be nearly alike, or a series
+    that does not vary."""
     same_steps(outcome, leader)
     rows = np.column_stack(
         [outcome.values[1:], outcome.values[:-1], np.arange(len(outcome.values) - 1.0), leader.values[:-1]]
     )
-    if len(rows) < 9 or np.any(np.ptp(rows, axis=0) == 0):
+    if len(rows) < 4 * block or np.any(np.ptp(rows, axis=0) == 0):
         return None
     rows = (rows - rows.mean(axis=0)) / rows.std(axis=0)
-    drawn = moving_blocks(len(rows), min(block, len(rows)), resamples, np.random.default_rng(seed))
+    drawn = moving_blocks(len(rows), block, resamples, np.random.default_rng(seed))
     values = np.array([_coefficient(rows[chosen]) for chosen in drawn])
     low, high = np.percentile(values, [2.5, 97.5])
     return Prediction(_coefficient(rows), float(low), float(high), float(np.mean(values <= 0)), len(rows))

@@ -15,6 +15,8 @@ ORDER = (
     *("PW", "C-CHAIN", "CBP", "ReDo", "Spectral Normalization", "Spectral Regularization", "Load balancing", "SPHERE"),
 )
 FIXED = {"Top-K MoE": 0, "SPHERE": 1}
+FIRST_DASH = (0, 0, 0, 0, 1, 2, 3, 1)
+"""By colour; 0 is a solid line."""
 BASELINES = ("Top-K MoE", "PPO")
 PROTOCOLS = ("rl", "crl")
 
@@ -46,6 +48,12 @@ class Comparison:
         """Its place among eight colours: always the same for the two methods that every report is about."""
         others = [name for name in self.methods if name not in FIXED]
         return FIXED[method] if method in FIXED else 2 + others.index(method) % 6
+
+    def dash(self, method: str) -> int:
+        """Its place among four line styles: where colours begin anew, methods of one colour have different ones."""
+        others = [name for name in self.methods if name not in FIXED]
+        again = 0 if method in FIXED else others.index(method) // 6
+        return (FIRST_DASH[self.colour(method)] + again) % 4
 
     @property
     def protocols(self) -> list[str]:
@@ -126,12 +134,21 @@ def averages(comparison: Comparison) -> list[Average]:
     return found
 
 
+def paper_on_task(comparison: Comparison, protocol: str, method: str, task: str) -> paper.Printed | None:
+    """What the paper prints for a task; in a sequence, where that begins as the paper's up to this task."""
+    known, tasks = paper.tasks(comparison.suite), [short(one) for one in comparison.tasks]
+    so_many = tasks.index(task) + 1
+    if protocol == "crl" and tasks[:so_many] != known[:so_many]:
+        return None
+    return paper.success(comparison.suite, protocol, method, task)
+
+
 def paper_average(comparison: Comparison, protocol: str, method: str) -> paper.Printed | None:
     """The paper's average, where it is of these tasks; of some of its tasks, the mean of what it prints for them. In a
-    sequence a task depends on those before it, so there only the first tasks of the whole count as some."""
+    sequence a task depends on those before it, so there only the first tasks of the whole, in its order, count as some."""
     known, tasks = paper.tasks(comparison.suite), {short(task) for task in comparison.tasks}
-    whole = {short(task) for task in comparison.whole or comparison.tasks}
-    if not tasks.issubset(known) or (protocol == "crl" and whole != set(known)):
+    whole = [short(task) for task in comparison.whole or comparison.tasks]
+    if not tasks.issubset(known) or (protocol == "crl" and whole != known):
         return None
     if tasks == set(known):
         return paper.success(comparison.suite, protocol, method)
@@ -278,6 +295,14 @@ def band(runs: Sequence[Run], metric: str) -> Band | None:
         np.nanmax(table, axis=0),
         tuple((run.name, row) for run, row in zip(runs, table, strict=True)),
     )
+
+
+def at_last(runs: Sequence[Run], metric: str) -> list[float]:
+    """The metric at the last evaluation, of the runs that have come so far and have a number there."""
+    begun = [run for run in runs if run.curve.step.size]
+    last = max((int(run.curve.step[-1]) for run in begun), default=0)
+    there = [run.curve.values for run in begun if run.curve.step[-1] == last]
+    return [float(values[metric][-1]) for values in there if metric in values and np.isfinite(values[metric][-1])]
 
 
 def metrics(runs: Sequence[Run]) -> list[str]:

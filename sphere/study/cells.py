@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from sphere.nets import widened
-from sphere.report.labels import flatten
+from sphere.report.labels import flatten, number
 from sphere.runs import record
 from sphere.runs.choices import with_actor, with_method
 from sphere.runs.presets import preset
@@ -114,7 +114,7 @@ def identity(config: Mapping[str, Any]) -> str:
     came with a later version does not make another run of an old one.
     """
     rest = {name: value for name, value in config.items() if name not in UNIMPORTANT}
-    found = {name: _number(value) for name, value in flatten(rest).items() if value is not None}
+    found = {name: number(value) for name, value in flatten(rest).items() if value is not None}
     if not any(config["rho"]):
         found = {name: value for name, value in found.items() if not name.startswith("ppo.penalty")}
     return json.dumps(found, sort_keys=True)
@@ -122,10 +122,3 @@ def identity(config: Mapping[str, Any]) -> str:
 
 def identity_of(config: FleetConfig) -> str:
     return identity(record.plain(dataclasses.asdict(config)))
-
-
-def _number(value: Any) -> Any:
-    """5 and 5.0 are one setting."""
-    if isinstance(value, list):
-        return [_number(one) for one in value]
-    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value

@@ -16,7 +16,7 @@ from sphere.report.summary import Comparison, comparisons
 from sphere.report.tables import Table
 from sphere.runs import record
 from sphere.runs.group import task_name
-from sphere.runs.settings import FleetConfig
+from sphere.runs.settings import FleetConfig, rebuild
 from sphere.study.cells import SEEDS, Cell, Scale, apart, at_scale, identity, identity_of
 from sphere.study.fleets import Schedule, same_run, schedule, singles
 
@@ -107,10 +107,15 @@ class Experiment:
             )
         labels = {_untasked(record.plain(dataclasses.asdict(cell.config))): cell.label for cell in cells}
         loaded = load([places[key] for key in begun])
-        named = tuple(dataclasses.replace(run, method=labels[_untasked(run.config)]) for run in loaded.runs)
+        named = tuple(dataclasses.replace(run, method=labels[_untasked(_today(run.config))]) for run in loaded.runs)
         waiting = [f"{wanted[key][0].label}, {_place(wanted[key][1])}" for key in wanted if key not in begun]
         notes = [f"not begun yet: {'; '.join(waiting)}"] if waiting else []
         return Found(scale, Loaded(named, (*notes, *loaded.notes)))
+
+
+def _today(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A run's own settings, with the defaults of what came with a later version: so its fleet was found, too."""
+    return record.plain(dataclasses.asdict(rebuild(FleetConfig, config)))
 
 
 def _untasked(config: Mapping[str, Any]) -> str:

@@ -105,6 +105,7 @@ def by_batch(
     points = {}
     for label, one in first_snapshots(found, labels).items():
         states = jnp.asarray(batches(one.rollout, size, count))
-        first, second = jax.jit(lambda actor, x: jax.lax.map(lambda s: function(actor, s), x))(one.actor, states)
+        with jax.default_matmul_precision("highest"):  # TF32 would lift the floor of the spectra
+            first, second = jax.jit(lambda actor, x: jax.lax.map(lambda s: function(actor, s), x))(one.actor, states)
         points[label] = (np.ravel(first).astype(float), np.ravel(second).astype(float))
     return points

@@ -8,7 +8,7 @@ import numpy as np
 from sphere.report import paper
 from sphere.report.compared import printed
 from sphere.report.run import Run
-from sphere.report.scores import Scores, mean_std
+from sphere.report.scores import Scores, deviation, mean_std
 from sphere.report.tables import Cell, Measured, Table
 from sphere.study.cells import Cell as Setting
 from sphere.study.experiment import Experiment, Found, Results
@@ -21,12 +21,13 @@ def success(scores: Scores | None) -> Measured | None:
 def value_at(runs: Sequence[Run], metric: str, place: int) -> Measured | None:
     """Of one evaluation of each run (0: the first): mean and deviation over the runs that have a number there."""
     found = [float(run.curve.values[metric][place]) for run in runs if len(run.curve.values.get(metric, ()))]
-    known = [value for value in found if np.isfinite(value)]
-    return Measured(float(np.mean(known)), float(np.std(known))) if known else None
+    known = np.array([value for value in found if np.isfinite(value)])
+    return Measured(float(np.mean(known)), deviation(known)) if known.size else None
 
 
 def last_value(runs: Sequence[Run], metric: str) -> Measured | None:
-    return value_at(runs, metric, -1)
+    """At the end of training: of the runs that have come to it."""
+    return value_at([run for run in runs if run.finished], metric, -1)
 
 
 Rows = Mapping[str, Mapping[str, Cell]]
