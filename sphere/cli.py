@@ -60,7 +60,7 @@ def _fleet(directory: Path) -> FleetConfig:
         if not isinstance(written, dict) or not written.get("tasks"):
             raise ValueError("these are not the settings of a fleet")
         return rebuild(FleetConfig, written)
-    except ValueError as error:
+    except (ValueError, TypeError, AttributeError) as error:
         raise UserError(f"{path} cannot be read: {error}") from None
 
 
@@ -274,7 +274,7 @@ def main(arguments: list[str] | None = None) -> int:
         COMMANDS[arguments[0]](arguments[1:])
     except BrokenPipeError:
         raise
-    except (UserError, ValueError, OSError, RuntimeError) as error:
+    except (UserError, ValueError, OSError, RuntimeError, ImportError) as error:
         print(f"sphere: {error}", file=sys.stderr)
         return INTERRUPTED if _stopped(error) else 1
     except KeyboardInterrupt:

@@ -6,6 +6,8 @@ agents learn, not that one method is better. The table is computed from the reco
 """
 
 import argparse
+import dataclasses
+import json
 import shutil
 import sys
 import time
@@ -16,7 +18,7 @@ import numpy as np
 from sphere.runs import record
 from sphere.runs.loop import Interrupted, train
 from sphere.runs.presets import preset
-from sphere.runs.settings import FleetConfig, run_name
+from sphere.runs.settings import HOW, FleetConfig, run_name
 
 METHODS = {0.0: "Top-K", 0.1: "SPHERE"}
 
@@ -86,14 +88,27 @@ def figure(config: FleetConfig, series: Series, path: Path) -> None:
     pyplot.close(drawing)
 
 
+def make_room(out: Path) -> None:
+    """An earlier demo goes; whatever else is there stays, also a demo that is running."""
+    if not out.exists() or all(path.name == "lock" for path in out.iterdir()):
+        return
+    if not (out / "fleet.json").exists():
+        raise FileExistsError(f"{out} holds something else; choose another --out")
+    with record.lock_directory(out):
+        there, ours = json.loads((out / "fleet.json").read_text()), record.plain(dataclasses.asdict(DEMO))
+        if any(there.get(name) != value for name, value in ours.items() if name not in HOW):
+            raise FileExistsError(f"{out} holds another fleet; remove it, or choose another --out")
+        shutil.rmtree(out)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="an earlier demo there is replaced")
     out = parser.parse_args().out
-    if (out / "fleet.json").exists():
-        shutil.rmtree(out)
-    elif out.exists() and any(out.iterdir()):
-        sys.exit(f"{out} holds something else; choose another --out")
+    try:
+        make_room(out)
+    except (RuntimeError, FileExistsError, ValueError) as error:
+        sys.exit(str(error))
     runs, tasks = len(DEMO.runs), ", ".join(task.split("/")[1] for task in DEMO.tasks)
     print(f"{runs} runs (Top-K and SPHERE, {len(DEMO.seeds)} seeds each), one fleet, through {tasks}")
     print(f"{DEMO.steps_per_task:,} steps of MetaWorld per task and run; a few minutes on two cores\n", flush=True)

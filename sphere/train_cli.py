@@ -36,9 +36,9 @@ def _take(arguments: list[str], option: str) -> tuple[str | None, list[str]]:
 
 def _full_tasks(arguments: list[str], suite: str) -> list[str]:
     """`--tasks hammer push` may leave out the suite of the preset."""
-    if "--tasks" not in arguments:
+    result = [word for one in arguments for word in (one.split("=", 1) if one.startswith("--tasks=") else [one])]
+    if "--tasks" not in result:
         return arguments
-    result = list(arguments)
     index = result.index("--tasks") + 1
     while index < len(result) and not result[index].startswith("--"):
         if "/" not in result[index]:

@@ -104,6 +104,7 @@ def test_a_plan_adds_up_what_happens_in_turns_and_only_that(monkeypatch):
         (["train"], "add --preset NAME"),
         (["train", "--preset", "probe-clr"], "did you mean probe-crl?"),
         (["train", "--preset", "probe-crl", "--tasks", "reach-nort"], "did you mean probe/reach-north?"),
+        (["train", "--preset", "probe-crl", "--tasks=reach-nort"], "did you mean probe/reach-north?"),
         (["train", "--preset", "probe-crl", "--seeds", "0", "0"], "each seed and each rho once"),
         (["train", "--preset", "probe-crl", "--seeds", str(2**32)], "below 2**32"),
         (["train", "--preset", "probe-crl", "--out", ""], "name one for the records"),
@@ -217,6 +218,22 @@ def test_verify_update_prints_and_judges(tmp_path, capsys):
         main(["verify", "update", str(tmp_path / "wrong.npz")])
     assert end.value.code == 1
     assert "TOO FAR" in capsys.readouterr().out
+
+
+def test_a_package_that_is_missing_is_named_without_a_traceback(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "metaworld", None)
+    words = ["train", "--preset", "metaworld-crl", "--workers", "0", "--out", str(tmp_path / "fleet")]
+    assert main(words) == 1
+    said = capsys.readouterr().err
+    assert "pip install" in said
+    assert "Traceback" not in said
+
+
+def test_a_setting_of_another_kind_is_named(tmp_path, capsys):
+    config = plain(dataclasses.asdict(TINY)) | {"workers": "2"}
+    (tmp_path / "fleet.json").write_text(json.dumps(config))
+    assert main(["show", str(tmp_path)]) == 1
+    assert "fleet.json cannot be read" in capsys.readouterr().err
 
 
 def test_python_m_sphere_is_the_same_program():

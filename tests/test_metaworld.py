@@ -227,3 +227,12 @@ def test_without_the_package_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "metaworld.env_dict", None)
     with pytest.raises(ImportError, match=r"pip install 'sphere-rl\[metaworld\]'"):
         MetaWorld("push", 1)
+
+
+def test_a_number_that_is_none_does_not_pass_for_a_small_difference(monkeypatch):
+    judge = MetaWorld.judge
+    monkeypatch.setattr(
+        MetaWorld, "judge", lambda self, *scene: (judge(self, *scene)[0] * np.nan, judge(self, *scene)[1])
+    )
+    (row,) = verify(1, ["hammer"], scenes=2)
+    assert np.isnan(row.reward)

@@ -42,8 +42,13 @@ def verify(steps: int = 2000, tasks: Sequence[str] = MetaWorld.tasks, seed: int 
     for task in tasks:
         row = episodes(task, steps, seed)
         reward, flags, count = scattered(task, scenes, seed)
-        rows.append(row._replace(reward=max(row.reward, reward), flags=row.flags + flags, scenes=count))
+        rows.append(row._replace(reward=_worse(row.reward, reward), flags=row.flags + flags, scenes=count))
     return rows
+
+
+def _worse(one: float, other: float) -> float:
+    """The larger; NaN, which Python's max may pass over, if one of them is."""
+    return float(np.maximum(one, other))
 
 
 def episodes(task: str, steps: int, seed: int) -> Row:
@@ -56,7 +61,7 @@ def episodes(task: str, steps: int, seed: int) -> Row:
         seen = np.zeros(ENVS, bool)
         ours = batch.reset(np.arange(ENVS), [np.random.default_rng([seed, i, episode]) for i in range(ENVS)])
         theirs = np.stack([restart(env, goal) for env, goal in zip(doubles, batch.goal, strict=True)])
-        observation = max(observation, np.abs(ours - theirs).max())
+        observation = _worse(observation, np.abs(ours - theirs).max())
         for t in range(EPISODE):
             if t % THROW_EVERY == THROW_EVERY - 1:
                 throw(doubles[-1], batch.data[-1], rng)
@@ -66,8 +71,8 @@ def episodes(task: str, steps: int, seed: int) -> Row:
             results = [env.step(row) for env, row in zip(doubles, action, strict=True)]
             theirs = np.stack([result[0] for result in results])
             success = np.array([result[4]["success"] for result in results]) > 0
-            observation = max(observation, np.abs(ours - theirs).max())
-            reward = max(reward, np.abs(our_reward - [float(result[1]) for result in results]).max())
+            observation = _worse(observation, np.abs(ours - theirs).max())
+            reward = _worse(reward, np.abs(our_reward - [float(result[1]) for result in results]).max())
             flags += int((our_success != success).sum())
             seen |= success
         successes += int(seen.sum())
@@ -92,7 +97,7 @@ def scattered(task: str, scenes: int, seed: int) -> tuple[float, int, int]:
         except (ValueError, AssertionError):  # a negative margin and the like
             continue
         our_reward, our_success = batch.judge(env.data, action[None])
-        deviation = max(deviation, abs(float(our_reward[0]) - float(reward)))
+        deviation = _worse(deviation, abs(float(our_reward[0]) - float(reward)))
         flags += int(our_success[0] != (info["success"] > 0))
         count += 1
     batch.close()

@@ -48,6 +48,8 @@ def export(paths: Iterable[Path], out: Path, every: int = 10) -> list[Path]:
             raise ValueError(
                 f"{found[out / name]} and {run} would both become {out / name}; export them to different places"
             )
+        if (out / name / "lock").exists() or (out / name).with_name("fleet.json").exists():
+            raise ValueError(f"{out / name} is a run in training, not a copy; export to another place")
         found[out / name] = run
     written = []
     for target, run in found.items():

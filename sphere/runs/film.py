@@ -26,6 +26,10 @@ def film(config: FleetConfig, directory: Path, run: str, task: str, seed: int, o
         raise ValueError(f"cannot film to {out.name!r}; name a .gif or an .mp4")
     if not out.absolute().parent.is_dir():
         raise ValueError(f"cannot film to {out}: there is no directory {out.parent}; make it first")
+    try:
+        import imageio.v3  # noqa: F401 - before the episode, not after it
+    except ImportError as error:
+        raise RuntimeError("a film needs a package more: pip install imageio") from error
     names = [run_name(*one) for one in config.runs]
     if run and run not in names:
         raise envs.unknown("run", run, names)

@@ -18,7 +18,7 @@ from sphere.algos import ppo
 from sphere.runs import checkpoint, record
 from sphere.runs.fleet import Fleet
 from sphere.runs.progress import Progress
-from sphere.runs.records import Records, check
+from sphere.runs.records import Records, check, check_nothing_is_lost
 from sphere.runs.rollout import Episodes
 from sphere.runs.settings import FleetConfig, run_name
 
@@ -172,6 +172,7 @@ def train(config: FleetConfig, directory: Path, *, resume: bool = False, quiet: 
             raise FileExistsError(
                 f"{directory} holds a fleet already; go on with it by sphere resume, or choose another"
             )
+        check_nothing_is_lost(config, directory, resume)
         runs = len(config.runs)
         fleet = Fleet(config, directory)  # first: settings that it refuses leave nothing behind
         if not resume:
@@ -187,6 +188,7 @@ def train(config: FleetConfig, directory: Path, *, resume: bool = False, quiet: 
             notes = [*saved.notes, *records.begin(saved.meta["positions"], fleet.steps, over=fleet.finished)]
         else:
             notes = records.begin([{} for _ in range(runs)] if resume else None, None)
+            notes += ["there is no checkpoint yet: from the start"] if resume else []
             fleet.begin_task()
         if fleet.finished:
             notes.append("finished already: nothing is left to train")

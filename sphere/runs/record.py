@@ -82,7 +82,9 @@ class RunDirectory:
     def resume(cls, path: Path) -> "RunDirectory":
         """Open the run in `path`. Call `truncate` with the checkpoint's positions before the first event."""
         if not (path / "config.json").is_file():
-            raise FileNotFoundError(f"{path} holds no run (no config.json); start one without --resume")
+            raise FileNotFoundError(
+                f"{path} holds no run (no config.json); bring it back, or train a new fleet elsewhere"
+            )
         return cls(path, lock_directory(path))
 
     def truncate(self, positions: Mapping[str, int]) -> None:

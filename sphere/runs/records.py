@@ -2,6 +2,8 @@
 
 import dataclasses
 import importlib
+import json
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,8 @@ from sphere.runs import checkpoint, provenance, record
 from sphere.runs.rollout import Episodes
 from sphere.runs.settings import HOW, FleetConfig, rebuild, run_name, with_run
 from sphere.runs.tensorboard import EventWriter
+
+WANDB = "wandb.json"
 
 
 def _check_same(path: Path, config: FleetConfig) -> None:
@@ -26,11 +30,36 @@ def _check_same(path: Path, config: FleetConfig) -> None:
         )
 
 
+def check_nothing_is_lost(config: FleetConfig, directory: Path, resume: bool) -> None:
+    """Before anything is written. A fleet that begins, or begins anew for want of a checkpoint, empties its records: it may
+    where it was killed before the first checkpoint was due, and nowhere else."""
+    if not resume:
+        if there := sorted(path.parent.name for path in directory.glob("*/config.json")):
+            raise FileExistsError(
+                f"{directory} holds records of runs ({', '.join(there[:3])}{', ...' if len(there) > 3 else ''}) and no fleet "
+                "to go on with; choose another directory"
+            )
+        return
+    if checkpoint.checkpoints(directory):
+        return
+    due = min(config.checkpoint_every, config.iterations_per_task) * config.iteration_steps
+    for run in config.runs:
+        path = directory / run_name(*run)
+        events = record.read_events(path) if (path / record.METRICS).exists() else []
+        if events and events[-1]["step"] > due:
+            raise FileNotFoundError(
+                f"{path} has records up to step {events[-1]['step']:,}, and {directory} has no checkpoint to go on from; "
+                "to begin anew would empty them: bring checkpoint-*.npz back, or train into another directory"
+            )
+
+
 class Records:
     """The run directories of a fleet: one per run, beside the fleet's own checkpoints."""
 
     def __init__(self, config: FleetConfig, directory: Path, resume: bool):
         self.mirrors = _wandb_runs(config, directory) if config.wandb else []
+        # what was sent before a kill and is trained again is not sent again
+        self.sent = [int(one.summary.get("step") or 0) if resume else 0 for one in self.mirrors]
         self.environment = provenance.describe()
         trained = resume and bool(checkpoint.checkpoints(directory))
         self.runs = []
@@ -55,6 +84,8 @@ class Records:
             if positions is not None:
                 run.truncate(positions[index])
                 changed += [] if over else provenance.resume(run.path, resumed_at or 0, self.environment)
+        if positions is not None:
+            resumed_at = resumed_at or 0  # from the start, too: what the process before has written is taken back
         self.boards = [EventWriter(path, resumed_at=resumed_at) for path in self.paths]
         if not changed:
             return []
@@ -65,7 +96,7 @@ class Records:
         for index, (run, one) in enumerate(zip(self.runs, values, strict=True)):
             run.event(step, one, task=task, task_index=task_index)
             self.boards[index].add(step, one)
-            if self.mirrors:
+            if self.mirrors and step >= self.sent[index]:
                 self.mirrors[index].log({"step": step, "task_index": task_index, **one})
 
     def episodes(self, step: int, task: str, kind: str, seeds: list[int], found: Episodes) -> None:
@@ -103,13 +134,17 @@ def check(config: FleetConfig) -> None:
 
 
 def _wandb_runs(config: FleetConfig, directory: Path) -> list[Any]:
-    """One run of Weights & Biases per run of the fleet, found again by its name on resume."""
+    """One run of Weights & Biases per run of the fleet. It is found again on resume by an id that is kept in the directory: a
+    name would be that of another fleet's run as soon as two directories are called alike."""
     wandb = _wandb()
+    if not (directory / WANDB).exists():
+        record.write_json(directory / WANDB, {"id": secrets.token_hex(4)})
+    fleet = json.loads((directory / WANDB).read_text())["id"]
     return [
         wandb.init(
             project=config.wandb,
             name=f"{directory.name}/{run_name(*run)}",
-            id=f"{directory.name}-{run_name(*run)}",
+            id=f"{fleet}-{run_name(*run)}",
             resume="allow",
             reinit="create_new",
             config=dataclasses.asdict(with_run(config, *run)),

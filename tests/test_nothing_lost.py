@@ -1,0 +1,137 @@
+"""Work that exists is not emptied, replaced or mixed up by a command that meant well."""
+
+import dataclasses
+import json
+import shutil
+import sys
+import types
+
+import fleets
+import pytest
+from fleets import TINY
+
+from sphere import demo
+from sphere.cli import main
+from sphere.runs import record
+from sphere.runs.export import export
+from sphere.runs.loop import train
+
+ONE = dataclasses.replace(TINY, seeds=(0,), rho=(0.0,), steps_per_task=192, workers=0)  # a checkpoint every 128 steps
+
+
+def contents(directory):
+    return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file() and path.name != "lock"}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("trained") / "fleet"
+    train(ONE, directory, quiet=True)
+    return directory
+
+
+@pytest.fixture
+def fleet(trained, tmp_path):
+    return shutil.copytree(trained, tmp_path / "fleet")
+
+
+def test_records_without_their_checkpoints_are_not_begun_anew(fleet, capsys):
+    for path in fleet.glob("checkpoint-*.npz"):
+        path.unlink()
+    before = contents(fleet)
+    assert main(["resume", str(fleet)]) == 1
+    assert "has records up to step 384" in (said := capsys.readouterr().err)
+    assert "bring checkpoint-*.npz back" in said
+    assert contents(fleet) == before
+
+
+def test_records_without_a_fleet_are_not_trained_over(fleet, tmp_path):
+    export([fleet], tmp_path / "results")
+    before = contents(tmp_path / "results")
+    with pytest.raises(FileExistsError, match=r"holds records of runs \(rho0-seed0\) and no fleet .* choose another"):
+        train(ONE, tmp_path / "results" / "fleet", quiet=True)
+    assert contents(tmp_path / "results") == before  # no fleet.json either, by which they could be resumed
+
+
+def test_a_fleet_killed_before_its_first_checkpoint_begins_anew_and_says_so(trained, tmp_path, capsys):
+    """As long as records are no further than the first checkpoint would be. TensorBoard, too, has every step once."""
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    fleets.write(ONE, tmp_path / "fleet")
+    fleets.cut_after(2, dataclasses.replace(ONE, checkpoint_every=3), tmp_path / "fleet")
+    assert not list((tmp_path / "fleet").glob("checkpoint-*.npz"))
+    train(ONE, tmp_path / "fleet", resume=True)
+    assert "there is no checkpoint yet: from the start" in capsys.readouterr().err
+    assert fleets.numbers(tmp_path / "fleet") == fleets.numbers(trained)
+    board = accumulator.EventAccumulator(str(tmp_path / "fleet" / "rho0-seed0"))
+    board.Reload()
+    assert [event.step for event in board.Scalars("train/policy_loss")] == [64 * i for i in range(1, 7)]
+
+
+def demo_at(path, **changes):
+    path.mkdir()
+    settings = record.plain(dataclasses.asdict(demo.DEMO)) | changes
+    (path / "fleet.json").write_text(json.dumps(settings))
+    return path
+
+
+def test_the_demo_replaces_an_earlier_demo_alone(tmp_path):
+    demo.make_room(demo_at(tmp_path / "demo", workers=7))  # how it was trained makes no difference
+    assert not (tmp_path / "demo").exists()
+    for name, changes in (("seeds", {"seeds": [5]}), ("tasks", {"tasks": ["metaworld/hammer"]})):
+        other = demo_at(tmp_path / name, **changes)
+        with pytest.raises(FileExistsError, match="holds another fleet"):
+            demo.make_room(other)
+        assert (other / "fleet.json").exists()
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "one.png").touch()
+    with pytest.raises(FileExistsError, match="holds something else"):
+        demo.make_room(tmp_path / "photos")
+
+
+def test_the_demo_waits_for_one_that_is_running(tmp_path):
+    running = demo_at(tmp_path / "demo")
+    with record.lock_directory(running), pytest.raises(RuntimeError, match="another process writes to"):
+        demo.make_room(running)
+    assert (running / "fleet.json").exists()
+
+
+def test_the_demo_begins_where_one_was_left_before_anything_was_written(tmp_path):
+    (tmp_path / "lock").touch()
+    demo.make_room(tmp_path)
+
+
+def test_a_copy_does_not_replace_a_run_in_training(fleet, tmp_path):
+    shutil.copytree(fleet, tmp_path / "there" / "fleet")
+    before = contents(tmp_path / "there")
+    with pytest.raises(ValueError, match="is a run in training, not a copy"):
+        export([fleet], tmp_path / "there")
+    assert contents(tmp_path / "there") == before
+
+
+class Wandb:
+    """Keeps what it is sent by id, as the service does."""
+
+    def __init__(self):
+        self.runs: dict[str, list] = {}
+
+    def init(self, *, id, **_):
+        rows = self.runs.setdefault(id, [])
+        summary = {"step": rows[-1]["step"]} if rows else {}
+        return types.SimpleNamespace(log=rows.append, finish=lambda: None, summary=summary)
+
+
+def test_wandb_has_a_run_for_every_fleet_and_a_step_once(trained, tmp_path, monkeypatch):
+    service = Wandb()
+    monkeypatch.setitem(sys.modules, "wandb", service)
+    config = dataclasses.replace(ONE, wandb="project")
+    for place in ("a", "b"):  # of one name
+        train(config, tmp_path / place / "fleet", quiet=True)
+    first, second = service.runs.values()
+    assert first == second  # but for the id: the same settings
+    fleets.write(config, tmp_path / "cut")
+    fleets.cut_after(6, config, tmp_path / "cut")  # the newest checkpoint is at 4: the fifth is trained again
+    train(config, tmp_path / "cut", resume=True, quiet=True)
+    assert len(service.runs) == 3
+    steps = [row["step"] for row in list(service.runs.values())[2] if "train/policy_loss" in row]
+    assert sorted(set(steps)) == [64 * i for i in range(1, 7)]
+    assert len(steps) <= 7  # the last that came through may come once more
