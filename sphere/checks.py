@@ -71,7 +71,8 @@ def finite(name: str, value: Any, dimensions: int) -> Array:
         raise ValueError(f"{name} is {dtype}, wanted real numbers; take its real part or its modulus first")
     if known(value):
         # numpy, not jax: inside a jit even an operation on known numbers gives a tracer.
-        bad = int(np.sum(~np.isfinite(np.asarray(value, np.float64))))
+        with np.errstate(over="ignore"):  # what float32 cannot hold is infinite from here on
+            bad = int(np.sum(~np.isfinite(np.asarray(value).astype(jnp.promote_types(dtype, jnp.float32)))))
         if bad:
             raise ValueError(
                 f"{name} holds {bad} NaN or infinite numbers of {value.size}, wanted finite ones; "

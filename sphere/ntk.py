@@ -13,7 +13,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float, PRNGKeyArray
+from jaxtyping import Float, Num, PRNGKeyArray
 
 from sphere.checks import checked, finite
 from sphere.nets.heads import TwinQ
@@ -32,6 +32,12 @@ class Factor(eqx.Module):
 
 def _states(name: str, value: Any) -> Array:
     return finite(name, value, 2)
+
+
+def _inputs(name: str, value: Any) -> Array:
+    """Checked as states are and then left as they came: a function may want token ids, or half precision."""
+    finite(name, value, 2)
+    return jnp.asarray(value)
 
 
 def _tapped(arguments: Mapping[str, Any]) -> None:
@@ -66,6 +72,12 @@ def _trunks(net: Any) -> list[Any]:
     return [getattr(net, "trunk", net)]
 
 
+def _only_trunk(net: Any) -> Any:
+    if isinstance(net, TwinQ):
+        raise TypeError("net is a pair of Q functions, wanted one network; pass net.first or net.second")
+    return getattr(net, "trunk", net)
+
+
 def _chunk(net: Any, n: int, batch_size: int | None) -> int:
     if batch_size is None or batch_size >= n:
         return n
@@ -78,7 +90,9 @@ def _chunk(net: Any, n: int, batch_size: int | None) -> int:
 
 
 def factors(net: Callable, x: Float[Array, "n obs"], batch_size: int | None = None) -> tuple[Factor, ...]:
-    """Inputs and signals of every layer of one trunk; `batch_size` bounds the samples per pass, not the result."""
+    """Inputs and signals of every layer of one trunk, or of a head's; `batch_size` bounds the samples per pass, not the
+    result."""
+    net = _only_trunk(net)
     chunk = _chunk(net, x.shape[0], batch_size)
     together = isinstance(getattr(net, "router", None), ExpertChoice)
     parts = []
@@ -142,7 +156,7 @@ class KroneckerFactors(NamedTuple):
 def kronecker_factors(net: Any, x: Float[Array, "n obs"]) -> tuple[KroneckerFactors, ...]:
     """The factors of A_(l-1) and G_l for every expert layer; all experts on all samples, chosen or not, as the paper
     defines them."""
-    trunk = getattr(net, "trunk", net)
+    trunk = _only_trunk(net)
     if isinstance(trunk, MoE):
         trunk = trunk.with_compute("dense")
     trace = trunk(x)[1]
@@ -202,11 +216,11 @@ def lanczos(multiply: Callable[[Array], Array], start: Float[Array, " n"], depth
     return jnp.diag(alpha) + jnp.diag(beta[:-1], 1) + jnp.diag(beta[:-1], -1)
 
 
-@checked(_function_of_numbers, x=_states)
+@checked(_function_of_numbers, x=_inputs)
 def slq_effective_rank(
     fn: Callable[[Any, Array], Array],
     params: Any,
-    x: Float[Array, "n obs"],
+    x: Num[Array, "n obs"],
     key: PRNGKeyArray,
     probes: int = 32,
     depth: int = 32,
@@ -232,9 +246,10 @@ def slq_effective_rank(
             raise ValueError(
                 f"fn(params, x) gives {kind}, wanted an array of shape [{n}] or [{n}, d]: a row for each state"
             )
-        return jnp.sum(found.reshape(n, -1), axis=1)
+        # in float32 at least: LAPACK has no half precision
+        return jnp.sum(found.reshape(n, -1).astype(jnp.promote_types(found.dtype, jnp.float32)), axis=1)
 
-    _, pull = jax.vjp(scalar, params)
+    outputs, pull = jax.vjp(scalar, params)
 
     def multiply(v: Float[Array, " n"]) -> Float[Array, " n"]:
         return jax.jvp(scalar, (params,), pull(v))[1]
@@ -250,7 +265,7 @@ def slq_effective_rank(
         return jnp.sum(weight * value), jnp.sum(weight * value * log)
 
     draw = jax.random.normal if distribution == "gaussian" else jax.random.rademacher
-    z = draw(key, (probes, n)).astype(x.dtype)
+    z = draw(key, (probes, n)).astype(outputs.dtype)
     traces, entropies = jax.lax.map(quadrature, z, batch_size=min(probes, 8))  # eight gradients in memory at a time
     trace, entropy = jnp.mean(traces), jnp.mean(entropies)
     alive = trace > 0

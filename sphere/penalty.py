@@ -177,7 +177,11 @@ def sphere_penalty(phi: Float[Array, "n m"]) -> Float[Array, ""]:
     return anisotropy(gram(phi))
 
 
-@checked(_tokens_fit, features=_nonzero(3))
+@checked(
+    _tokens_fit,
+    features=_nonzero(3),
+    experts=lambda _, value: jnp.asarray(value) if isinstance(value, list | tuple) else value,
+)
 def routed_penalty(
     features: Float[Array, "n k width"], experts: Int[Array, "n k"], num_experts: int
 ) -> Float[Array, ""]:
@@ -202,8 +206,10 @@ class Penalised(NamedTuple):
 
 
 def sum_of_squares(tree: Any) -> Float[Array, ""]:
-    """Over all leaves: row by row, then the rows of all of them at once. Leaf by leaf a GPU needs two kernels for each."""
-    squares = [jnp.square(leaf) for leaf in jax.tree.leaves(tree)]
+    """Over all leaves: row by row, then the rows of all of them at once. Leaf by leaf a GPU needs two kernels for each. In
+    float32 at least: squares of half precision vanish below 2e-4."""
+    leaves = jax.tree.leaves(tree)
+    squares = [jnp.square(leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))) for leaf in leaves]
     rows = [jnp.sum(square, axis=-1).reshape(-1) if square.ndim > 1 else square.reshape(-1) for square in squares]
     return jnp.sum(jnp.concatenate(rows))
 
@@ -244,7 +250,7 @@ def _for_each(rho: Any, penalty: Any) -> tuple[Any, ...]:
 
 
 def _added(rho: Any, weight: Array, task: Array, extra: Array) -> Array:
-    return jnp.where(rho == 0, task, task + weight * extra)
+    return jnp.where(rho == 0, task, (task + weight * extra).astype(task.dtype))
 
 
 def penalised_value_and_grad(

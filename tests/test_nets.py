@@ -1,5 +1,7 @@
 """Networks against plain numpy, one expert against the MLP, grouped against dense, and what taps and traces promise."""
 
+import dataclasses
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -150,6 +152,17 @@ def test_parameter_counts_and_the_wider_network():
         return 39 * width + width + 2 * (width * width + width) + width * 4 + 4
 
     assert count(wide.width) >= 10 * base > count(wide.width - 1)
+
+
+def test_a_wider_network_of_split_experts_can_be_split():
+    small = NetConfig(kind="deepseek", width=8, depth=1, experts=2, top_k=1, split=2)
+    wide = widened(small, 5, 2, 3.0)
+
+    def count(width):
+        return parameter_count(build(dataclasses.replace(small, width=width), 5, 2, key=jax.random.key(0)))
+
+    assert wide.width % 2 == 0
+    assert count(wide.width) >= 3 * count(8) > count(wide.width - 2)
 
 
 def test_heads():

@@ -9,7 +9,7 @@ from networks import ACT, KINDS, OBS, config, flat_jacobian, network, states
 
 import sphere
 from sphere import ntk
-from sphere.nets import GaussianActor, TwinQ, Value, build
+from sphere.nets import GaussianActor, TwinQ, Value, build, output_signals
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -88,6 +88,23 @@ def test_heads_and_pairs():
     np.testing.assert_allclose(gram(twin, x), gram(twin.first, x) + gram(twin.second, x), atol=1e-12)
 
 
+def test_factors_of_a_head_are_its_trunks():
+    x = states()
+    for trunk in (network("top-k"), network("expert-choice")):
+        actor = GaussianActor(trunk, ACT)
+        for ours, theirs in zip(ntk.factors(actor, x, 6), ntk.factors(trunk, x, 6), strict=True):
+            np.testing.assert_array_equal(ours.signal, theirs.signal)
+        for ours, theirs in zip(output_signals(actor, x), output_signals(trunk, x), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("function", [ntk.factors, ntk.kronecker_factors])
+def test_a_pair_has_no_factors_of_its_own(function):
+    twin = TwinQ(lambda key: build(config("mlp"), OBS, 1, key=key), key=jax.random.key(0))
+    with pytest.raises(TypeError, match=r"pass net\.first or net\.second"):
+        function(twin, states())
+
+
 def test_one_expert_has_the_kernel_of_the_mlp():
     moe, x = network("top-k", experts=1, top_k=1), states()
     mlp = jax.tree.map(lambda leaf: leaf[0], moe.experts)
@@ -129,6 +146,27 @@ def test_slq_of_a_rank_deficient_kernel_and_of_any_function():
     exact = rank_of(np.asarray(x @ x.T))
     assert 0 < float(estimate.standard_error) < 0.25
     assert abs(float(estimate.value) - exact) < 3 * float(estimate.standard_error)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float64])
+def test_slq_of_a_function_that_computes_in_another_precision(dtype):
+    """Outputs x @ p, exact in any precision for these numbers: K = X X^T as before."""
+    x = jnp.asarray(np.random.default_rng(1).integers(-3, 4, size=(12, 3)), jnp.float32)
+    estimate = ntk.slq_effective_rank(
+        lambda p, x: x.astype(dtype) @ p, jnp.zeros(3, dtype), x, jax.random.key(0), probes=200, depth=12
+    )
+    exact = rank_of(np.asarray(x @ x.T))
+    assert abs(float(estimate.value) - exact) < 3 * float(estimate.standard_error) < 0.5
+
+
+def test_slq_of_a_function_of_token_ids():
+    """Each row's output is the sum of its tokens' parameters: J counts tokens."""
+    tokens = np.random.default_rng(2).integers(0, 6, size=(12, 4))
+    estimate = ntk.slq_effective_rank(
+        lambda p, ids: p[ids].sum(axis=1), jnp.zeros(6), tokens, jax.random.key(0), probes=400, depth=12
+    )
+    counts = np.stack([np.bincount(row, minlength=6) for row in tokens]).astype(float)
+    assert abs(float(estimate.value) - rank_of(counts @ counts.T)) < 3 * float(estimate.standard_error) < 0.5
 
 
 def test_float32_is_good_enough_to_log():

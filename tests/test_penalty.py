@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from networks import forward, network, np_forward, states
 
 import sphere
+from sphere import ntk
 from sphere import penalty as penalties
 from sphere.mitigations.method import Look
 from sphere.mitigations.sphere import Sphere
 from sphere.nets import expert_signals
 from sphere.penalty import Gram, penalised_value_and_grad, routed_gram, scale_free
-from sphere.variants import ALL_EXPERTS, VARIANTS, PenaltyConfig, penalty, terms
+from sphere.variants import ALL_EXPERTS, VARIANTS, PenaltyConfig, gradient_blocks, penalty, terms
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -498,3 +499,41 @@ def test_weights_in_place_of_indices_are_refused(kind, wrapped):
     )
     with pytest.raises(ValueError, match="wanted integers"):
         call(features, experts)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_half_precision_has_the_coefficient_of_single(dtype):
+    """A penalty with a gradient of 1e-4 an entry, whose square float16 cannot hold, and one without any."""
+    for slope in (1e-4, 0.0):
+
+        def losses(params, slope=slope):
+            return jnp.sum(params["w"]), jnp.sum(slope * params["w"]).astype(params["w"].dtype), None
+
+        found, grads = zip(
+            *(penalised_value_and_grad(losses)({"w": jnp.ones(8, kind)}, 0.1) for kind in (dtype, jnp.float32)),
+            strict=True,
+        )
+        assert grads[0]["w"].dtype == dtype
+        np.testing.assert_allclose(found[0].coefficient, found[1].coefficient, rtol=0.02)
+        np.testing.assert_allclose(np.float32(grads[0]["w"]), grads[1]["w"], rtol=0.02)
+
+
+def test_chosen_experts_may_be_a_list():
+    features = np.random.default_rng(0).normal(size=(3, 2, 4))
+    experts = [[0, 1], [2, 0], [1, 2]]
+    assert sphere.routed_penalty(features, experts, 3) == sphere.routed_penalty(features, jnp.asarray(experts), 3)
+    with pytest.raises(ValueError, match="wanted 0 to 2"):
+        sphere.routed_penalty(features, [[0, 1], [2, 0], [1, 3]], 3)
+
+
+def test_numbers_beyond_single_precision_are_refused():
+    with pytest.raises(ValueError, match="2 NaN or infinite"), jax.enable_x64(False):
+        sphere.sphere_penalty(np.diag([1e39, 1e39]))
+
+
+@pytest.mark.parametrize("kind", ["top-k", "dense"])
+def test_signals_are_those_of_the_linear_layer_also_before_a_layernorm(kind):
+    """G_last is one matrix, whichever part of the library is asked."""
+    net, x = network(kind, layer_norm=True, compute="dense"), states()
+    psi = eqx.filter_jit(ntk.kronecker_factors)(net, x)[-2].psi
+    np.testing.assert_allclose(eqx.filter_jit(gradient_blocks)(net, x), psi, atol=1e-12)

@@ -98,17 +98,19 @@ def parameter_count(net: eqx.Module) -> int:
 def widened(config: NetConfig, inner: int, outer: int, factor: float) -> NetConfig:
     """The same network with the smallest width that gives at least `factor` times its parameters, as in PPO(10x)."""
 
-    def count(width: int) -> int:
-        wider = dataclasses.replace(config, width=width)
+    unit = config.split if config.kind == "deepseek" else 1  # a width that cannot be split is none
+
+    def count(units: int) -> int:
+        wider = dataclasses.replace(config, width=units * unit)
         return parameter_count(
             eqx.filter_eval_shape(lambda key: build(wider, inner, outer, key=key), jax.random.key(0))
         )
 
-    target = factor * count(config.width)
-    low, high = config.width, config.width
+    low = high = config.width // unit
+    target = factor * count(low)
     while count(high) < target:
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if count(middle) < target else (low, middle)
-    return dataclasses.replace(config, width=high)
+    return dataclasses.replace(config, width=high * unit)

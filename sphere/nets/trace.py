@@ -120,6 +120,7 @@ def output_signals(net: Callable, x: Float[Array, "n obs"]) -> tuple[Array, ...]
     One backward pass: sample i's output does not depend on sample j's taps. An expert that was not chosen gets 0, one that
     was gets its gate weight times its own signal.
     """
+    net = getattr(net, "trunk", net)  # of a head
     return jax.grad(lambda taps: jnp.sum(net(x, taps)[0]))(zero_taps(net, x))
 
 
