@@ -18,7 +18,7 @@ import numpy as np
 from sphere.runs import record
 from sphere.runs.loop import Interrupted, train
 from sphere.runs.presets import preset
-from sphere.runs.settings import HOW, FleetConfig, run_name
+from sphere.runs.settings import HOW, FleetConfig, rebuild, run_name
 
 METHODS = {0.0: "Top-K", 0.1: "SPHERE"}
 
@@ -95,8 +95,12 @@ def make_room(out: Path) -> None:
     if not (out / "fleet.json").exists():
         raise FileExistsError(f"{out} holds something else; choose another --out")
     with record.lock_directory(out):
-        there, ours = json.loads((out / "fleet.json").read_text()), record.plain(dataclasses.asdict(DEMO))
-        if any(there.get(name) != value for name, value in ours.items() if name not in HOW):
+        try:
+            there = rebuild(FleetConfig, json.loads((out / "fleet.json").read_text()))
+        except (ValueError, TypeError, AttributeError):
+            there = None
+        same = {name: getattr(DEMO, name) for name in HOW}
+        if not isinstance(there, FleetConfig) or dataclasses.replace(there, **same) != DEMO:
             raise FileExistsError(f"{out} holds another fleet; remove it, or choose another --out")
         shutil.rmtree(out)
 
@@ -107,7 +111,7 @@ def main() -> None:
     out = parser.parse_args().out
     try:
         make_room(out)
-    except (RuntimeError, FileExistsError, ValueError) as error:
+    except (RuntimeError, OSError) as error:
         sys.exit(str(error))
     runs, tasks = len(DEMO.runs), ", ".join(task.split("/")[1] for task in DEMO.tasks)
     print(f"{runs} runs (Top-K and SPHERE, {len(DEMO.seeds)} seeds each), one fleet, through {tasks}")

@@ -139,7 +139,7 @@ def run(arguments: list[str]) -> None:
     if failed:
         told = "; ".join(f"{one.job.directory.name}: {one.reason}" for one in failed)
         raise RuntimeError(
-            f"{len(failed)} of {plural(len(todo), 'fleet')} failed, run again to go on with them: {told}"
+            f"{len(failed)} of {plural(len(todo), 'fleet')} failed; once that is mended, the same command goes on: {told}"
         )
     if options.launcher != "slurm":
         say(

@@ -15,6 +15,7 @@ from sphere.cli import main
 from sphere.runs import record
 from sphere.runs.export import export
 from sphere.runs.loop import train
+from sphere.runs.records import check_nothing_is_lost
 
 ONE = dataclasses.replace(TINY, seeds=(0,), rho=(0.0,), steps_per_task=192, workers=0)  # a checkpoint every 128 steps
 
@@ -43,6 +44,21 @@ def test_records_without_their_checkpoints_are_not_begun_anew(fleet, capsys):
     assert "has records up to step 384" in (said := capsys.readouterr().err)
     assert "bring checkpoint-*.npz back" in said
     assert contents(fleet) == before
+
+
+@pytest.mark.parametrize("later", [1, 100])
+def test_when_a_checkpoint_was_due_is_what_the_run_began_with(fleet, tmp_path, later):
+    """Whatever fleet.json says since: of a fleet that had checkpoints nothing is emptied, one that had none goes on."""
+    for path in fleet.glob("checkpoint-*.npz"):
+        path.unlink()
+    changed = dataclasses.replace(ONE, checkpoint_every=later)
+    with pytest.raises(FileNotFoundError, match="no checkpoint to go on from"):
+        check_nothing_is_lost(changed, fleet, resume=True)
+    fleets.write(ONE, tmp_path / "other")
+    (run,) = (tmp_path / "other").glob("rho*")
+    lines = (fleet / run.name / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(line for line in lines if json.loads(line)["step"] <= 128))
+    check_nothing_is_lost(changed, tmp_path / "other", resume=True)
 
 
 def test_records_without_a_fleet_are_not_trained_over(fleet, tmp_path):
@@ -77,11 +93,22 @@ def demo_at(path, **changes):
 def test_the_demo_replaces_an_earlier_demo_alone(tmp_path):
     demo.make_room(demo_at(tmp_path / "demo", workers=7))  # how it was trained makes no difference
     assert not (tmp_path / "demo").exists()
+    earlier = demo_at(tmp_path / "demo")
+    settings = json.loads((earlier / "fleet.json").read_text())
+    del settings["boundary"]["mitigation"]  # by a version that did not have it
+    (earlier / "fleet.json").write_text(json.dumps(settings))
+    demo.make_room(earlier)
+    assert not earlier.exists()
     for name, changes in (("seeds", {"seeds": [5]}), ("tasks", {"tasks": ["metaworld/hammer"]})):
         other = demo_at(tmp_path / name, **changes)
         with pytest.raises(FileExistsError, match="holds another fleet"):
             demo.make_room(other)
         assert (other / "fleet.json").exists()
+    for name, text in (("list", "[]"), ("cut-off", "")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "fleet.json").write_text(text)
+        with pytest.raises(FileExistsError, match="holds another fleet"):
+            demo.make_room(tmp_path / name)
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "one.png").touch()
     with pytest.raises(FileExistsError, match="holds something else"):

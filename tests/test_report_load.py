@@ -1,5 +1,6 @@
 """Run directories become labelled data; what is broken or foreign is named, and nothing ends in a stack trace."""
 
+import dataclasses
 import json
 import shutil
 import time
@@ -11,6 +12,7 @@ from made_runs import TASKS, settings, write_comparison, write_run
 from sphere.report.load import load
 from sphere.report.select import final_scores, own_scores, segment_scores
 from sphere.report.summary import comparisons
+from sphere.runs.settings import Boundary
 
 
 def test_runs_are_found_below_any_of_their_parents(tmp_path):
@@ -124,6 +126,13 @@ def test_runs_from_scratch_belong_to_the_only_sequences_of_their_settings(tmp_pa
         write_run(tmp_path / f"{protocol}-top-k", settings(protocol=protocol, boundary={"optimiser": False}))
         write_run(tmp_path / f"{protocol}-sphere", settings(protocol=protocol, boundary={"optimiser": False}, rho=0.1))
     assert sorted(run.method for run in load([tmp_path]).runs) == ["SPHERE", "SPHERE", "Top-K MoE", "Top-K MoE"]
+
+
+def test_a_run_that_says_nothing_of_its_boundary_has_the_usual_one(tmp_path):
+    write_run(tmp_path / "old", settings(seed=0))
+    write_run(tmp_path / "new", settings(seed=1, boundary=dataclasses.asdict(Boundary())))
+    write_run(tmp_path / "scratch", settings(seed=0, protocol="rl"))
+    assert {run.method for run in load([tmp_path]).runs} == {"Top-K MoE"}
 
 
 def test_a_number_written_with_or_without_its_point_is_one_setting(tmp_path):

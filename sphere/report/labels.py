@@ -118,7 +118,7 @@ def _kept(configs: Sequence[Mapping[str, Any]], flat: list[dict[str, Any]]) -> l
     """With what a task switch keeps. From scratch nothing is kept, whatever is set: such a run belongs to the sequences of its
     settings, where these are all of one kind."""
     usual = flatten({"boundary": dataclasses.asdict(Boundary())})
-    own = [usual | flatten({"boundary": config.get("boundary") or {}}) for config in configs]
+    own = [usual | flatten(config.get("boundary") or {}, "boundary.") for config in configs]
     kinds: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
     for config, settings, kept in zip(configs, flat, own, strict=True):
         if config["protocol"] == "crl":

@@ -31,7 +31,7 @@ def load_map(runs: Sequence[Run], place: str = "heldout") -> Load | None:
     share = np.full((len(known), len(experts), step.size), np.nan)
     for one, run in zip(share, known, strict=True):
         own = np.stack([run.curve.values[f"{place}/load/{e}"] for e in experts])
-        one[:, np.searchsorted(step, run.curve.step)] = -np.sort(-own, axis=0) if len(runs) > 1 else own
+        one[:, np.searchsorted(step, run.curve.step)] = -np.sort(-own, axis=0) if len(known) > 1 else own
     seen = np.isfinite(share).all(axis=1).any(axis=0)
     return Load(step[seen], np.nanmean(share[:, :, seen], axis=0), len(known)) if seen.any() else None
 

@@ -107,7 +107,7 @@ def _loads(comparison: Comparison, protocol: str) -> list[dict[str, Any]]:
         if p != protocol:
             continue
         chosen = [(run.name, load_map([run])) for run in runs[:MOST_RUNS]]
-        if len(runs) > 1 and (mean := load_map(runs)) is not None:
+        if (mean := load_map(runs)) is not None and mean.runs > 1:
             chosen.insert(0, (f"mean of {mean.runs} runs, experts by load", mean))
         views = [{"name": name, "step": one.step, "share": one.share} for name, one in chosen if one is not None]
         if views:

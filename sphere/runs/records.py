@@ -42,9 +42,15 @@ def check_nothing_is_lost(config: FleetConfig, directory: Path, resume: bool) ->
         return
     if checkpoint.checkpoints(directory):
         return
-    due = min(config.checkpoint_every, config.iterations_per_task) * config.iteration_steps
     for run in config.runs:
         path = directory / run_name(*run)
+        if not (path / "config.json").exists():
+            continue  # killed while it made its directories
+        try:  # as it began: fleet.json may have been given another interval since
+            interval = int(record.read_config(path)["checkpoint_every"])
+        except (OSError, ValueError, TypeError, KeyError):
+            interval = config.checkpoint_every
+        due = min(interval, config.iterations_per_task) * config.iteration_steps
         events = record.read_events(path) if (path / record.METRICS).exists() else []
         if events and events[-1]["step"] > due:
             raise FileNotFoundError(
@@ -137,8 +143,9 @@ def _wandb_runs(config: FleetConfig, directory: Path) -> list[Any]:
     """One run of Weights & Biases per run of the fleet. It is found again on resume by an id that is kept in the directory: a
     name would be that of another fleet's run as soon as two directories are called alike."""
     wandb = _wandb()
-    if not (directory / WANDB).exists():
-        record.write_json(directory / WANDB, {"id": secrets.token_hex(4)})
+    if not (directory / WANDB).exists():  # a fleet that was begun by an earlier version goes on under its name
+        name = directory.name if checkpoint.checkpoints(directory) else secrets.token_hex(4)
+        record.write_json(directory / WANDB, {"id": name})
     fleet = json.loads((directory / WANDB).read_text())["id"]
     return [
         wandb.init(

@@ -51,6 +51,9 @@ class Found:
         mine = [run for run in self.loaded.runs if (run.method, run.protocol) == (label, protocol)]
         return [run for run in mine if suite is None or run.suite == suite]
 
+    def finished(self, label: str) -> list[Run]:
+        return [run for run in self.runs(label) if run.finished]
+
     def scores(self, label: str, protocol: str = "crl", suite: str | None = None) -> Scores | None:
         """Success right after each task's own training, of the runs that have finished."""
         return own_scores(self.runs(label, protocol, suite)).scores

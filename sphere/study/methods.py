@@ -10,7 +10,7 @@ from sphere.study.cells import Cell, cell
 from sphere.study.experiment import Experiment, Found, Results
 from sphere.study.shown import last_value, value_at
 
-NOTE = "Mean and standard deviation over runs."
+NOTE = "Mean and standard deviation over runs that have finished."
 
 METHODS: dict[str, tuple[str, str]] = {
     "PPO": ("none", "ppo"),
@@ -72,7 +72,7 @@ def over_training(title: str, source: str, cells: Callable[[], Sequence[Cell]], 
 
     def results(found: Found) -> Results:
         rows: list[list[Entry]] = [
-            [label, metric, value_at(found.runs(label), metric, 0), last_value(found.runs(label), metric)]
+            [label, metric, value_at(found.finished(label), metric, 0), last_value(found.runs(label), metric)]
             for metric in metrics
             for label in found.comparison.methods
         ]
