@@ -32,7 +32,7 @@ format: $(READY)
 	$(RUN) -m ruff check --fix .
 
 demo: $(READY)
-	$(RUN) -m sphere.demo
+	$(RUN) -m sphere.cli.demo
 
 bench: $(READY)
 	$(RUN) -m benchmarks.penalty

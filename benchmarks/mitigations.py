@@ -20,9 +20,9 @@ from benchmarks.timing import count, device
 from benchmarks.update import ON_CPU, best, experience, fresh, settings
 from sphere.algos import ppo
 from sphere.algos.state import init_methods
-from sphere.mitigations import CBP, Mitigations, ReDo
-from sphere.runs.choices import method_names, with_method
-from sphere.runs.settings import FleetConfig
+from sphere.choices import method_names, with_method
+from sphere.methods import CBP, Mitigations, ReDo
+from sphere.training.settings import FleetConfig
 
 RHO = 0.1
 

@@ -17,11 +17,11 @@ from typing import Any
 import jax
 
 from benchmarks.timing import count, device
-from sphere.runs.fleet import Fleet
-from sphere.runs.group import Group
-from sphere.runs.presets import PRESETS, preset
-from sphere.runs.progress import plural
-from sphere.runs.settings import FleetConfig
+from sphere.presets import PRESETS, preset
+from sphere.training.fleet import Fleet
+from sphere.training.group import Group
+from sphere.training.progress import plural
+from sphere.training.settings import FleetConfig
 
 
 def seconds(function: Callable[[], Any]) -> float:

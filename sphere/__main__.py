@@ -1,6 +1,6 @@
 """`python -m sphere`."""
 
-from sphere.cli import run
+from sphere.cli.main import run
 
 if __name__ == "__main__":
     run()

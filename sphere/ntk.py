@@ -69,7 +69,7 @@ def _trunks(net: Any) -> list[Any]:
     """The networks whose parameters make up the NTK: a head's trunk, both of a pair, or the network itself."""
     if isinstance(net, TwinQ):
         return [net.first, net.second]
-    return [getattr(net, "trunk", net)]
+    return [_only_trunk(net)]
 
 
 def _only_trunk(net: Any) -> Any:
@@ -160,11 +160,10 @@ def kronecker_factors(net: Any, x: Float[Array, "n obs"]) -> tuple[KroneckerFact
     if isinstance(trunk, MoE):
         trunk = trunk.with_compute("dense")
     trace = trunk(x)[1]
-    layers = [layer for layer in trace.layers if layer.part == "expert"]
+    layers = [layer for layer in trace.layers if (layer.part, layer.kind) == ("expert", "linear")]
     return tuple(
         KroneckerFactors(trace.weight[:, :, None] * layer.input, signal)
         for layer, signal in zip(layers, expert_signals(trunk, x), strict=True)
-        if layer.kind == "linear"
     )
 
 

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-import equinox as eqx
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
@@ -78,10 +77,7 @@ def feature_blocks(trace: Trace, layer: int = -1) -> Float[Array, "n experts wid
 
 def gradient_blocks(net: Callable, x: Float[Array, "n obs"]) -> Float[Array, "n experts width"]:
     """Psi: each expert's own backprop signal at its last hidden layer z_e = W a_e, before a LayerNorm: g_e = d m_e / d z_e."""
-    kinds = [
-        layer.kind for layer in eqx.filter_eval_shape(lambda net, x: net(x)[1], net, x).layers if layer.part == "expert"
-    ]
-    return [signal for signal, kind in zip(expert_signals(net, x), kinds, strict=True) if kind == "linear"][-2]
+    return expert_signals(net, x)[-2]
 
 
 def gradient_gram(net: Callable, x: Float[Array, "n obs"]) -> Gram:

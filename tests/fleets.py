@@ -13,9 +13,10 @@ import pytest
 
 from sphere.algos.ppo import PPOConfig
 from sphere.nets import NetConfig
-from sphere.runs import loop, record
-from sphere.runs.records import Records
-from sphere.runs.settings import Evaluation, FleetConfig
+from sphere.storage import run_directory
+from sphere.storage.fleet_directory import Records
+from sphere.training import loop
+from sphere.training.settings import Evaluation, FleetConfig
 
 TINY = FleetConfig(
     tasks=("probe/reach-north", "probe/reach-east"),
@@ -46,7 +47,7 @@ def python_path(first: Path) -> str:
 def write(config: FleetConfig, directory: Path) -> None:
     """The fleet's settings as `sphere train` leaves them at its start, so that `sphere resume` can do the rest."""
     directory.mkdir(parents=True)
-    record.write_json(directory / "fleet.json", record.plain(dataclasses.asdict(config)))
+    run_directory.write_json(directory / "fleet.json", run_directory.plain(dataclasses.asdict(config)))
     Records(config, directory, resume=False).close()
 
 

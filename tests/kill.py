@@ -11,7 +11,7 @@ import fleets
 import jax
 import numpy as np
 
-from sphere.runs.loop import train
+from sphere.training.loop import train
 
 
 def train_with_kills(config, directory: Path, cache: Path, kills: int, seed: int) -> int:

@@ -18,8 +18,8 @@ import numpy as np
 import optax
 import pytest
 
-from sphere.runs import checkpoint
-from sphere.runs.checkpoint import CheckpointError, checkpoints, load_latest, save, set_aside
+from sphere.storage import checkpoint
+from sphere.storage.checkpoint import CheckpointError, checkpoints, load_latest, save, set_aside
 
 
 class Inner(NamedTuple):
@@ -386,7 +386,7 @@ SAVER = """
 import os, signal, sys, time
 from pathlib import Path
 import numpy as np
-from sphere.runs import checkpoint
+from sphere.storage import checkpoint
 directory = Path(sys.argv[1])
 for line in sys.stdin:
     seconds, latest = line.split()

@@ -18,13 +18,12 @@ from fleets import TINY
 from made_runs import settings, write_run
 
 import sphere.__main__ as entry
-from sphere import cli
-from sphere.cli import main
-from sphere.runs import film, loop, plan
-from sphere.runs.inspect import show_text
-from sphere.runs.presets import PRESETS
-from sphere.runs.record import plain
-from sphere.runs.settings import FleetConfig, rebuild
+from sphere.cli.main import main, render
+from sphere.cli.show import show_text
+from sphere.presets import PRESETS
+from sphere.storage.run_directory import plain
+from sphere.training import loop, plan
+from sphere.training.settings import FleetConfig, rebuild
 
 SMALL = (
     "--steps-per-task 128 --ppo.num-envs 4 --ppo.rollout-steps 16 --ppo.batch-size 32 --ppo.epochs 2 "
@@ -163,7 +162,7 @@ def test_impossible_settings_are_answered_too(capsys):
 def test_rho_that_is_no_tuple_of_numbers_is_refused():
     """In a process of its own: in this one types are checked before the settings are."""
     program = """
-from sphere.runs.settings import FleetConfig
+from sphere.training.settings import FleetConfig
 for rho in ("0.1", ("0.1",), 0.1, (None,)):
     try:
         FleetConfig(rho=rho)
@@ -238,7 +237,7 @@ def test_a_setting_of_another_kind_is_named(tmp_path, capsys):
 
 
 def test_python_m_sphere_is_the_same_program():
-    assert entry.run is cli.run
+    assert entry.run is main.run
 
 
 def test_ctrl_c_before_the_first_iteration_leaves_cleanly(tmp_path):
@@ -452,8 +451,8 @@ def test_a_film_that_cannot_be_finished_leaves_what_was_there(name, kept, tmp_pa
     with monkeypatch.context() as patch:
         patch.setattr(imageio, "imwrite", cut_off)
         with pytest.raises(KeyboardInterrupt):
-            film.write([np.zeros((4, 4, 3), np.uint8)], out)
+            render.write([np.zeros((4, 4, 3), np.uint8)], out)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == ({name: kept} if kept else {})
-    film.write([np.full((4, 4, 3), 50 * i, np.uint8) for i in range(3)], tmp_path / "episode.gif")
+    render.write([np.full((4, 4, 3), 50 * i, np.uint8) for i in range(3)], tmp_path / "episode.gif")
     assert len(imageio.imread(tmp_path / "episode.gif")) == 3
     assert not list(tmp_path.glob("*partial*"))

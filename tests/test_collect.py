@@ -9,7 +9,7 @@ from fleets import TINY
 from scipy import stats
 
 from sphere.algos import ppo
-from sphere.runs.fleet import Fleet
+from sphere.training.fleet import Fleet
 
 STEPS = 64
 

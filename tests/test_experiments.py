@@ -13,23 +13,23 @@ import pytest
 from fleets import TINY
 from made_runs import write_run
 
-import sphere.study.experiment as study
+import sphere.experiments.experiment as study
 from sphere import ntk
-from sphere.cli import main
+from sphere.cli.main import main
 from sphere.experiments import NAMES, find, kronecker
+from sphere.experiments.cells import SCALES, SIZES, at_scale, cell, identity, identity_of, settings
+from sphere.experiments.experiment import Experiment, Found
+from sphere.experiments.method_tables import PAIR
+from sphere.experiments.output import write_results
+from sphere.experiments.tables import last_value, value_at
+from sphere.launch.schedule import Job, existing, group, same_run, schedule, singles, work
 from sphere.nets import NetConfig, build, parameter_count
+from sphere.presets import PRESETS
 from sphere.report import paper
 from sphere.report.tables import Measured
-from sphere.runs.presets import PRESETS
-from sphere.runs.record import plain
-from sphere.runs.settings import FleetConfig, with_run
 from sphere.spectrum import effective_rank_spsd, khatri_rao, kronecker_effective_rank
-from sphere.study.cells import SCALES, SIZES, at_scale, cell, identity, identity_of, settings
-from sphere.study.experiment import Experiment, Found
-from sphere.study.fleets import Job, existing, group, same_run, schedule, singles, work
-from sphere.study.methods import PAIR
-from sphere.study.output import write_results
-from sphere.study.shown import last_value, value_at
+from sphere.storage.run_directory import plain
+from sphere.training.settings import FleetConfig, with_run
 
 ASKED_FOR = """activation dense-backbones design-ablations expert-choice expert-count feature-rank gate-expert kfac kronecker
 humanoidbench-archs humanoidbench-bars humanoidbench-crl humanoidbench-rl layernorm lead-lag load-balance metaworld-archs

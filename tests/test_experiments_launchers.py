@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from fleets import TINY
 
-from sphere.runs.settings import Evaluation
-from sphere.study import launch, on_ray
-from sphere.study.fleets import Job, schedule, work
-from sphere.study.launch import Resources
-from sphere.study.on_slurm import Work, submit
+from sphere.launch import launchers, on_ray
+from sphere.launch.launchers import Resources
+from sphere.launch.on_slurm import Work, submit
+from sphere.launch.schedule import Job, schedule, work
+from sphere.training.settings import Evaluation
 
 ROOT = Path(__file__).parents[1]
 LONG = dataclasses.replace(
@@ -38,9 +38,9 @@ import sys
 from pathlib import Path
 sys.path.insert(0, "tests")
 from test_experiments_launchers import CONFIGS
-from sphere.runs.loop import Interrupted
-from sphere.study.fleets import schedule
-from sphere.study.launch import LAUNCHERS, Resources
+from sphere.training.loop import Interrupted
+from sphere.launch.schedule import schedule
+from sphere.launch.launchers import LAUNCHERS, Resources
 jobs = [job for config in CONFIGS for job in schedule([config], Path(sys.argv[1])).open]
 try:
     failed = LAUNCHERS[sys.argv[2]](jobs, Resources(cpus=1, at_once=2), Path(sys.argv[1]))
@@ -55,7 +55,7 @@ def alone(tmp_path_factory):
     """The same fleets, one after another in this process."""
     root = tmp_path_factory.mktemp("alone")
     jobs = [job for config in CONFIGS for job in schedule([config], root).open]
-    assert launch.local(jobs, Resources(), root) == []
+    assert launchers.local(jobs, Resources(), root) == []
     return jobs
 
 
@@ -211,7 +211,7 @@ def test_a_fleet_that_fails_beside_another_is_named(tmp_path, capsys):
     good = Job(dataclasses.replace(good.config, steps_per_task=64), good.directory)
     bad = Job(bad.config, tmp_path / "file" / "below")
     (tmp_path / "file").write_text("not a directory")
-    (failure,) = launch.local([bad, good], Resources(at_once=2), tmp_path)
+    (failure,) = launchers.local([bad, good], Resources(at_once=2), tmp_path)
     assert failure.job is bad
     assert "Not a directory" in failure.reason
     assert good.finished
@@ -243,7 +243,7 @@ def test_a_failing_fleet_does_not_keep_the_others_from_being_trained(tmp_path, m
             raise RuntimeError("NaN or infinity in rho0.1-seed0")
 
     monkeypatch.setattr(launch, "work", broken)
-    (failure,) = launch.local(jobs, Resources(), tmp_path)
+    (failure,) = launchers.local(jobs, Resources(), tmp_path)
     assert failure.job is jobs[0]
     assert "fleet 2 of 2" in capsys.readouterr().err
 

@@ -7,9 +7,9 @@ import pytest
 from fleets import TINY
 
 from sphere.report.load import load
-from sphere.runs import record
-from sphere.runs.export import export
-from sphere.runs.loop import train
+from sphere.storage import run_directory
+from sphere.storage.export import export
+from sphere.training.loop import train
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def test_a_report_of_the_copy_is_a_report_of_the_run(fleet, tmp_path):
 
 def test_metrics_are_thinned_and_evaluations_are_not(fleet, tmp_path):
     (copy, _) = export([fleet], tmp_path, every=4)
-    before, after = record.read_events(fleet / "rho0-seed0"), record.read_events(copy)
+    before, after = run_directory.read_events(fleet / "rho0-seed0"), run_directory.read_events(copy)
 
     def split(events):
         return [[e for e in events if ("train/policy_loss" in e) == training] for training in (True, False)]
@@ -53,7 +53,7 @@ def test_a_line_that_a_kill_cut_off_is_left_out(fleet, tmp_path):
     with (run / "metrics.jsonl").open("ab") as file:
         file.write(b'{"step": 12')
     (copy,) = export([tmp_path / "fleet"], tmp_path / "out", every=1)
-    assert record.read_events(copy) == record.read_events(fleet / "rho0-seed0")
+    assert run_directory.read_events(copy) == run_directory.read_events(fleet / "rho0-seed0")
 
 
 def test_what_was_exported_is_not_exported_again(fleet, tmp_path):

@@ -20,7 +20,7 @@ FILE, LINES = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILIN
 SCRIPT = """
 import jax, jax.numpy as jnp, numpy as np
 from sphere.algos import ppo
-from sphere.mitigations import Mitigations, Regenerate
+from sphere.methods import Mitigations, Regenerate
 from sphere.nets import NetConfig
 
 net = NetConfig(kind="mlp", width=8, depth=1)

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from sphere import envs
-from sphere.runs import heldout, recipes
-from sphere.runs.fleet import Fleet
-from sphere.runs.loop import train
-from sphere.runs.settings import Simulator
+from sphere.cli import heldout as recipes
+from sphere.envs import heldout
+from sphere.training.fleet import Fleet
+from sphere.training.loop import train
+from sphere.training.settings import Simulator
 
 STATES = np.random.default_rng(0).standard_normal((20, 6)).astype(np.float32)
 

@@ -16,8 +16,8 @@ from sphere import envs
 from sphere.algos import ppo
 from sphere.algos.ppo import Hyper, PPOConfig
 from sphere.envs.probes import PROBES, optimal_action, optimal_value
+from sphere.envs.source import Collector
 from sphere.nets import NetConfig
-from sphere.runs.rollout import Collector
 
 GAMMA = 0.8  # V = 5 at the time limit and 3.36, 2.95, 2.44, 1.8, 1 before the termination: far apart
 SEEDS = (0, 1)

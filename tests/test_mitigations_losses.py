@@ -13,12 +13,12 @@ import test_ppo
 from test_ppo import ACT, OBS, experience, filled, hyper, on_device, random_batches, small
 
 from sphere.algos import ppo
-from sphere.algos.adam import clipped_adam
 from sphere.algos.losses import AS_IT_IS, Scene
+from sphere.algos.optimiser import clipped_adam
 from sphere.algos.ppo import Rollout
-from sphere.mitigations import CChain, LayerNorm, LoadBalance, Mitigations, Parseval, SpectralNorm, SpectralReg
-from sphere.mitigations.load_balance import imbalance
-from sphere.mitigations.method import Look, Step, Weights
+from sphere.methods import CChain, LayerNorm, LoadBalance, Mitigations, Parseval, SpectralNorm, SpectralReg
+from sphere.methods.load_balance import imbalance
+from sphere.methods.method import Look, Step, Weights
 from sphere.nets import GaussianActor, Linear, Value
 from sphere.nets.trace import Routing
 

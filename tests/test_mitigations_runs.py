@@ -29,17 +29,18 @@ from test_ppo import (
 )
 
 from sphere.algos import ppo
-from sphere.algos.adam import clipped_adam
+from sphere.algos.optimiser import clipped_adam
 from sphere.algos.ppo import PPOConfig
-from sphere.cli import main
-from sphere.mitigations import CBP, CChain, LoadBalance, Mitigations, ReDo, SpectralNorm
+from sphere.choices import ACTORS, method_name, method_names, tenfold, with_actor, with_method
+from sphere.cli.main import main
+from sphere.methods import CBP, CChain, LoadBalance, Mitigations, ReDo, SpectralNorm
 from sphere.nets import NetConfig
-from sphere.runs import checkpoint, loop, record
-from sphere.runs.choices import ACTORS, method_name, method_names, tenfold, with_actor, with_method
-from sphere.runs.group import Order
-from sphere.runs.loop import train
-from sphere.runs.presets import preset
-from sphere.runs.settings import Boundary, Evaluation, FleetConfig, rebuild, run_name
+from sphere.presets import preset
+from sphere.storage import checkpoint, run_directory
+from sphere.training import loop
+from sphere.training.group import Order
+from sphere.training.loop import train
+from sphere.training.settings import Boundary, Evaluation, FleetConfig, rebuild, run_name
 from sphere.variants import PenaltyConfig
 
 TRAINED = ["c-chain", "cbp", "parseval", "redo", "spectral-norm", "spectral-reg", "load-balance", "sphere+layernorm"]
@@ -102,11 +103,11 @@ def test_every_method_learns_and_resumes_to_the_same_numbers(method, tmp_path):
         np.testing.assert_array_equal(value, other[name], err_msg=name)
     for seed, rho in config.runs:
         path = tmp_path / "straight" / run_name(seed, rho)
-        events = record.read_events(path)
+        events = run_directory.read_events(path)
         returns = [event["train/return"] for event in events if "train/return" in event]
         last = [event["evaluation/return"] for event in events if "evaluation/return" in event][-1]
         assert last > returns[0]
-        saved = rebuild(FleetConfig, record.read_config(path))
+        saved = rebuild(FleetConfig, run_directory.read_config(path))
         assert saved.ppo.mitigations == config.ppo.mitigations
         replaced = sum(event.get("train/replaced", 0) for event in events)
         assert (replaced > 0) == ("cbp" in method or "redo" in method)
@@ -270,7 +271,7 @@ def test_methods_have_the_names_under_which_they_are_chosen():
     for name in [*method_names(), "sphere+layernorm", "c-chain+cbp+spectral-norm"]:
         config = with_method(start, name)
         assert set(method_name(config).split("+")) == set(name.split("+"))
-        assert rebuild(FleetConfig, json.loads(json.dumps(record.plain(dataclasses.asdict(config))))) == config
+        assert rebuild(FleetConfig, json.loads(json.dumps(run_directory.plain(dataclasses.asdict(config))))) == config
     assert with_method(start, "pw") == with_method(start, "parseval")
     assert with_method(start, "sphere").ppo.penalty == start.ppo.penalty
     assert with_method(start, "cbp").rho == (0.0,)

@@ -8,9 +8,9 @@ import pytest
 from networks import MIXTURES, OBS, np_gate, np_soft
 
 from sphere.algos.losses import AS_IT_IS
-from sphere.mitigations import CBP, ReDo
-from sphere.mitigations.method import Step, Weights
-from sphere.mitigations.units import activity, mlps, replanted, with_mlps
+from sphere.methods import CBP, ReDo
+from sphere.methods.method import Step, Weights
+from sphere.methods.units import activity, mlps, replanted, with_mlps
 from sphere.nets import GaussianActor, Value
 from sphere.nets.heads import Trunk
 

@@ -10,12 +10,12 @@ import fleets
 import pytest
 from fleets import TINY
 
-from sphere import demo
-from sphere.cli import main
-from sphere.runs import record
-from sphere.runs.export import export
-from sphere.runs.loop import train
-from sphere.runs.records import check_nothing_is_lost
+from sphere.cli import demo
+from sphere.cli.main import main
+from sphere.storage import run_directory
+from sphere.storage.export import export
+from sphere.storage.fleet_directory import check_nothing_is_lost
+from sphere.training.loop import train
 
 ONE = dataclasses.replace(TINY, seeds=(0,), rho=(0.0,), steps_per_task=192, workers=0)  # a checkpoint every 128 steps
 
@@ -85,7 +85,7 @@ def test_a_fleet_killed_before_its_first_checkpoint_begins_anew_and_says_so(trai
 
 def demo_at(path, **changes):
     path.mkdir()
-    settings = record.plain(dataclasses.asdict(demo.DEMO)) | changes
+    settings = run_directory.plain(dataclasses.asdict(demo.DEMO)) | changes
     (path / "fleet.json").write_text(json.dumps(settings))
     return path
 
@@ -117,7 +117,7 @@ def test_the_demo_replaces_an_earlier_demo_alone(tmp_path):
 
 def test_the_demo_waits_for_one_that_is_running(tmp_path):
     running = demo_at(tmp_path / "demo")
-    with record.lock_directory(running), pytest.raises(RuntimeError, match="another process writes to"):
+    with run_directory.lock_directory(running), pytest.raises(RuntimeError, match="another process writes to"):
         demo.make_room(running)
     assert (running / "fleet.json").exists()
 

@@ -15,8 +15,8 @@ from networks import forward, network, np_forward, states
 import sphere
 from sphere import ntk
 from sphere import penalty as penalties
-from sphere.mitigations.method import Look
-from sphere.mitigations.sphere import Sphere
+from sphere.methods.method import Look
+from sphere.methods.sphere import Sphere
 from sphere.nets import expert_signals
 from sphere.penalty import Gram, penalised_value_and_grad, routed_gram, scale_free
 from sphere.variants import ALL_EXPERTS, VARIANTS, PenaltyConfig, gradient_blocks, penalty, terms

@@ -7,9 +7,9 @@ import networks
 import numpy as np
 import pytest
 
+from sphere.envs import policy_arrays
 from sphere.envs.policy import Policy, normalised
 from sphere.nets import GaussianActor
-from sphere.runs import plain
 
 PLAIN = ("mlp", "top-k", "dense", "deepseek", "soft")
 RUNS = 3
@@ -28,7 +28,7 @@ def actors(kind, **settings):
 
 def policy(fleet, envs, **more):
     parts = [(run, slice(run * envs, (run + 1) * envs)) for run in range(RUNS)]
-    return Policy(plain.spec(fleet), plain.arrays(fleet) | more, parts)
+    return Policy(policy_arrays.spec(fleet), policy_arrays.arrays(fleet) | more, parts)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -47,7 +47,7 @@ def test_a_row_does_not_depend_on_the_others_to_the_bit(kind, width):
     _, fleet = actors(kind, width=width, depth=3, layer_norm=width == 16)
     rng = np.random.default_rng(1)
     obs = rng.normal(size=(12, networks.OBS)).astype(np.float32)
-    spec, arrays = plain.spec(fleet), plain.arrays(fleet)
+    spec, arrays = policy_arrays.spec(fleet), policy_arrays.arrays(fleet)
 
     def means(rows):
         return Policy(spec, arrays, [(0, slice(0, len(rows)))])(obs[rows])
@@ -84,4 +84,4 @@ def test_observations_are_normalised_by_each_runs_statistics():
 def test_expert_choice_stays_with_the_learner():
     """An expert chooses among all samples of the batch, and a worker has a part of them only."""
     _, fleet = actors("expert-choice")
-    assert plain.spec(fleet) is None
+    assert policy_arrays.spec(fleet) is None

@@ -14,10 +14,10 @@ from sphere import envs
 from sphere.algos import ppo
 from sphere.algos.losses import LARGEST_LOG_RATIO
 from sphere.algos.ppo import Batch, Hyper, Metrics, PPOConfig, Rollout
+from sphere.cli.replay import verify_update
+from sphere.envs.source import Collector, Statistics
 from sphere.nets import NetConfig
-from sphere.runs.rollout import Collector, Statistics
 from sphere.variants import PenaltyConfig
-from sphere.verify import verify_update
 
 GOLDEN = Path(__file__).parents[2] / "shared" / "golden" / "ppo_update.npz"
 OBS, ACT = 7, 3

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from sphere.runs import provenance, record
+from sphere.storage import provenance, run_directory
 
 A = {"python": "3.11", "git": {"commit": "a", "dirty": False}, "device": {"kind": "cpu"}, "cpus": 2}
 B = A | {"git": {"commit": "b", "dirty": False}}
@@ -14,7 +14,7 @@ C = B | {"device": {"kind": "H200"}, "cpus": 16}
 
 def test_environment_names_versions_commit_and_device(tmp_path):
     environment = provenance.describe()
-    record.write_json(tmp_path / "environment.json", environment)
+    run_directory.write_json(tmp_path / "environment.json", environment)
     assert json.loads((tmp_path / "environment.json").read_text()) == environment
     assert {"jax", "jaxlib", "numpy"} <= set(environment["versions"])  # and sphere-rl, where it is installed
     assert environment["device"]["count"] >= 1
@@ -64,7 +64,7 @@ def test_going_back_behind_a_resume_forgets_it(step):
 
 
 def test_a_lost_environment_is_replaced_by_todays(tmp_path):
-    record.write_json(tmp_path / "environment.json", A)
+    run_directory.write_json(tmp_path / "environment.json", A)
     assert provenance.resume(tmp_path, 100, A) == []
     assert provenance.resume(tmp_path, 100, C) == ["git", "device", "cpus"]
     assert json.loads((tmp_path / "environment.json").read_text()) == provenance.amended(A, 100, C)

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from sphere.cli import main
+from sphere.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"

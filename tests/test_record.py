@@ -13,13 +13,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from sphere.runs import record
-from sphere.runs.record import RunDirectory
+from sphere.storage import run_directory
+from sphere.storage.run_directory import RunDirectory
 
 WORKER = """
 import sys, time
 from pathlib import Path
-from sphere.runs.record import RunDirectory
+from sphere.storage.run_directory import RunDirectory
 run = RunDirectory.{how}
 print("ready", flush=True)
 {then}
@@ -67,17 +67,17 @@ def write(run: RunDirectory, steps: range) -> None:
 
 
 def without_wall(directory: Path) -> list[dict]:
-    return [{k: v for k, v in event.items() if k != "wall"} for event in record.read_events(directory)]
+    return [{k: v for k, v in event.items() if k != "wall"} for event in run_directory.read_events(directory)]
 
 
 def test_events_and_episodes_come_back(run):
     run.event(10, {"loss": 0.5, "rank": np.int32(3), "done": np.bool_(True)}, task="push", task_index=2, wall=1.25)
     run.episode(episode(extra="x"))
-    assert record.read_events(run.path) == [
+    assert run_directory.read_events(run.path) == [
         {"step": 10, "task": "push", "task_index": 2, "wall": 1.25, "loss": 0.5, "rank": 3, "done": True}
     ]
-    assert record.read_episodes(run.path) == [episode(extra="x")]
-    assert record.read_config(run.path) == {"seed": 1}
+    assert run_directory.read_episodes(run.path) == [episode(extra="x")]
+    assert run_directory.read_config(run.path) == {"seed": 1}
 
 
 def test_numbers_of_any_library_are_plain_and_read_back_to_the_same_bits(run):
@@ -107,7 +107,7 @@ def test_random_float32_bits_survive(run):
     bits = np.random.default_rng(0).integers(0, 2**32, 500, np.uint32)
     for value in bits.view(np.float32):
         run.event(0, {"value": value}, task="", task_index=0, wall=0.0)
-    read = np.array([event["value"] for event in record.read_events(run.path)], np.float32)
+    read = np.array([event["value"] for event in run_directory.read_events(run.path)], np.float32)
     finite = np.isfinite(bits.view(np.float32))
     np.testing.assert_array_equal(read.view(np.uint32)[finite], bits[finite])
     np.testing.assert_array_equal(np.isnan(read), np.isnan(bits.view(np.float32)))
@@ -118,7 +118,7 @@ def test_non_finite_numbers_are_strict_json_and_read_back_as_floats(run):
     run.event(0, values, task="inf", task_index=0)
     run.episode(episode(**{"return": float("-inf"), "task": "nan"}))
     assert strict((run.path / "metrics.jsonl").read_text())["b"] == "inf"
-    (event,), (played,) = record.read_events(run.path), record.read_episodes(run.path)
+    (event,), (played,) = run_directory.read_events(run.path), run_directory.read_episodes(run.path)
     assert np.isnan(event["a"])
     assert (event["b"], event["c"]) == (np.inf, -np.inf)
     assert (event["task"], played["task"], played["return"]) == ("inf", "nan", -np.inf)
@@ -128,7 +128,7 @@ def test_non_finite_numbers_are_strict_json_and_read_back_as_floats(run):
 def test_a_metric_is_one_number(run, value):
     with pytest.raises(TypeError):
         run.event(0, {"loss": value}, task="", task_index=0)
-    assert record.read_events(run.path) == []
+    assert run_directory.read_events(run.path) == []
 
 
 def test_a_metric_cannot_take_the_name_of_a_field_and_an_episode_needs_all_of_its_own(run):
@@ -154,7 +154,7 @@ def test_config_may_be_a_dataclass_with_anything_sensible_in_it(tmp_path):
     run.close()
     strict((tmp_path / "config.json").read_text())
     want = {"out": "runs/a", "inner": {"clip": "inf", "sizes": [256, 256]}, "name": None}
-    assert record.read_config(tmp_path) == want
+    assert run_directory.read_config(tmp_path) == want
 
 
 def test_create_refuses_an_existing_run_and_leaves_it_alone(run):
@@ -171,7 +171,7 @@ def test_create_goes_on_where_a_killed_create_stopped(tmp_path):
     for name in ("lock", "metrics.jsonl", "episodes.jsonl", "config.json.partial"):
         (tmp_path / name).touch()
     RunDirectory.create(tmp_path, {"seed": 1}, {}).close()
-    assert record.read_config(tmp_path) == {"seed": 1}
+    assert run_directory.read_config(tmp_path) == {"seed": 1}
 
 
 def test_a_config_that_is_no_json_starts_no_run(tmp_path):
@@ -217,8 +217,8 @@ TRAINING = """
 import os, signal, sys, time
 from pathlib import Path
 import numpy as np
-from sphere.runs import checkpoint
-from sphere.runs.record import RunDirectory
+from sphere.storage import checkpoint
+from sphere.storage.run_directory import RunDirectory
 
 def train(path):
     state, begun = {"step": 0, "sum": np.zeros(3, np.float32)}, (path / "config.json").exists()
@@ -255,7 +255,7 @@ def test_records_of_a_run_killed_again_and_again_equal_those_of_an_undisturbed_o
     random = np.random.default_rng()
     straight, killed = tmp_path / "straight", tmp_path / "killed"
     exits = []
-    command = [sys.executable, "-W", "ignore", "-c", TRAINING % (record.EPISODE_FIELDS,)]
+    command = [sys.executable, "-W", "ignore", "-c", TRAINING % (run_directory.EPISODE_FIELDS,)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as trainer:
         assert trainer.stdin is not None
         assert trainer.stdout is not None
@@ -304,7 +304,7 @@ def test_readers_take_every_complete_line_whatever_the_length_of_the_file(run):
     whole = path.read_bytes()
     for length in range(len(whole) + 1):
         path.write_bytes(whole[:length])
-        assert len(record.read_events(run.path)) == whole[:length].count(b"\n")
+        assert len(run_directory.read_events(run.path)) == whole[:length].count(b"\n")
 
 
 @pytest.mark.parametrize("line", [b"{broken", b"[1]", b"", b"\xff\xfe", b'{"a": 1} {"b": 2}'])
@@ -312,7 +312,7 @@ def test_a_malformed_line_is_named(run, line):
     path = run.path / "metrics.jsonl"
     path.write_bytes(b'{"step": 1}\n' + line + b'\n{"step": 2}\n')
     with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2"):
-        record.read_events(run.path)
+        run_directory.read_events(run.path)
 
 
 def test_a_second_process_is_told_who_holds_the_lock_until_that_one_is_killed(tmp_path):
@@ -325,7 +325,7 @@ def test_a_second_process_is_told_who_holds_the_lock_until_that_one_is_killed(tm
     kill(holder)
     run = RunDirectory.resume(path)
     assert f"pid {os.getpid()} on " in (path / "lock").read_text()
-    assert all(event["x"] == 1.0 for event in record.read_events(path))
+    assert all(event["x"] == 1.0 for event in run_directory.read_events(path))
     with pytest.raises(RuntimeError, match=f"pid {os.getpid()}"):
         RunDirectory.resume(path)
     run.close()
@@ -334,10 +334,10 @@ def test_a_second_process_is_told_who_holds_the_lock_until_that_one_is_killed(tm
 
 def test_atomic_write_leaves_the_old_file_when_interrupted(tmp_path):
     path = tmp_path / "config.json"
-    record.write_json(path, {"a": 1})
+    run_directory.write_json(path, {"a": 1})
 
     def interrupted():
-        with record.atomic_write(path) as file:
+        with run_directory.atomic_write(path) as file:
             file.write(b"half")
             raise KeyboardInterrupt
 

@@ -9,8 +9,8 @@ import pytest
 from made_runs import TASKS, settings, write_run
 from scipy.stats import spearmanr
 
-from sphere.report.compared import foretold_table
-from sphere.report.foretell import foretold, within_groups
+from sphere.report.comparison_tables import foretold_table
+from sphere.report.lead_lag import foretold, within_groups
 from sphere.report.load import load
 from sphere.report.summary import comparisons
 

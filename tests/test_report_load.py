@@ -12,7 +12,7 @@ from made_runs import TASKS, settings, write_comparison, write_run
 from sphere.report.load import load
 from sphere.report.select import final_scores, own_scores, segment_scores
 from sphere.report.summary import comparisons
-from sphere.runs.settings import Boundary
+from sphere.training.settings import Boundary
 
 
 def test_runs_are_found_below_any_of_their_parents(tmp_path):

@@ -9,7 +9,7 @@ from made_runs import TASKS, settings, write_run
 from sphere.report.load import load
 from sphere.report.select import own_scores, segment_scores
 from sphere.report.summary import averages, comparisons
-from sphere.runs.provenance import devices
+from sphere.storage.provenance import devices
 
 
 def write_pieces(root, parts, seeds=(0, 1), **changes):

@@ -6,7 +6,7 @@ import math
 import pytest
 from made_runs import settings, write_run
 
-from sphere.report.compared import per_task_table, so_far_table, tables
+from sphere.report.comparison_tables import per_task_table, so_far_table, tables
 from sphere.report.load import load
 from sphere.report.page import render
 from sphere.report.paper import SUCCESS

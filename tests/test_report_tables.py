@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from made_runs import settings, write_comparison, write_run
 
+from sphere.presets import CW10, H1
 from sphere.report import paper
-from sphere.report.compared import (
+from sphere.report.comparison_tables import (
     against_table,
     average_table,
     continual_table,
@@ -21,7 +22,6 @@ from sphere.report.load import load
 from sphere.report.maps import load_map
 from sphere.report.summary import Comparison, averages, comparisons, continual
 from sphere.report.tables import Measured, Table
-from sphere.runs.presets import CW10, H1
 
 NASTY = Table(
     "nasty",

@@ -10,9 +10,9 @@ import pytest
 from fleets import TINY
 
 from sphere.envs import assets
-from sphere.runs.fleet import Fleet
-from sphere.runs.loop import train
-from sphere.runs.settings import Simulator
+from sphere.training.fleet import Fleet
+from sphere.training.loop import train
+from sphere.training.settings import Simulator
 
 ARCHIVE = Path(__file__).parents[2] / "shared" / "data" / "humanoid_bench_assets.tar.xz"
 TASKS = {"metaworld": ("window-close", "push"), "humanoidbench": ("walk", "slide")}

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from sphere import envs
+from sphere.envs import policy_arrays
 from sphere.envs import rollouts as module
 from sphere.envs.policy import Policy, normalised
 from sphere.envs.rollouts import Rollouts
 from sphere.nets import GaussianActor, NetConfig, build
-from sphere.runs import plain
 
 TASK, ENVS, SEEDS, STEPS = "probe/reach-north", 3, (5, 6), 70
 
@@ -35,7 +35,7 @@ def noise(actor):
 
 def by_hand(actor, noise, statistics=None):
     """The learner chooses every action: rows, episodes, and what comes after."""
-    policy = Policy(plain.spec(actor), plain.arrays(actor), [(0, slice(0, 3)), (1, slice(3, 6))])
+    policy = Policy(policy_arrays.spec(actor), policy_arrays.arrays(actor), [(0, slice(0, 3)), (1, slice(3, 6))])
     rows, ended = [], []
     with pool(0) as stepped:
         obs, _ = stepped.reset()
@@ -71,7 +71,7 @@ def test_a_rollout_equals_stepping_by_hand(workers, actor, noise, monkeypatch):
     want, ended, after = by_hand(actor, noise)
     with pool(workers) as free:
         free.reset()
-        rollouts = Rollouts(free, plain.spec(actor), plain.arrays(actor))
+        rollouts = Rollouts(free, policy_arrays.spec(actor), policy_arrays.arrays(actor))
         log, finished = rollouts.run(STEPS, noise)
         assert_same(log, finished, want, ended)
         np.testing.assert_array_equal(free.step(np.zeros_like(noise[0]))[0], after)
@@ -82,18 +82,18 @@ def test_two_short_rollouts_are_one_long_one_and_parameters_change_between(worke
     other = jax.tree.map(lambda leaf: 0.5 * leaf, actor)
     with pool(workers) as free:
         free.reset()
-        rollouts = Rollouts(free, plain.spec(actor), plain.arrays(actor))
+        rollouts = Rollouts(free, policy_arrays.spec(actor), policy_arrays.arrays(actor))
         first = rollouts.run(30, noise[:30])[0].copy()
         second = rollouts.run(40, noise[30:])[0].copy()  # longer than the room of the first
         np.testing.assert_array_equal(np.concatenate([first["reward"], second["reward"]]), by_hand(actor, noise)[0][3])
-        rollouts.load(plain.arrays(other))
+        rollouts.load(policy_arrays.arrays(other))
         third = rollouts.run(30, noise[:30])[0]
         assert (third["action"] != first["action"]).any()
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_statistics_may_change_after_every_step(workers, actor, noise):
-    size = plain.arrays(actor)["gate/0/kernel"].shape[1]
+    size = policy_arrays.arrays(actor)["gate/0/kernel"].shape[1]
 
     def statistics(t):
         return np.full((2, size), 0.01 * t), np.full((2, size), 1 + 0.1 * t)
@@ -102,7 +102,7 @@ def test_statistics_may_change_after_every_step(workers, actor, noise):
     with pool(workers) as free:
         free.reset()
         mean, var = statistics(0)
-        rollouts = Rollouts(free, plain.spec(actor), plain.arrays(actor) | {"mean": mean, "var": var})
+        rollouts = Rollouts(free, policy_arrays.spec(actor), policy_arrays.arrays(actor) | {"mean": mean, "var": var})
         seen = []
 
         def after(rows):
@@ -125,7 +125,7 @@ def test_without_a_policy_the_noise_is_the_action(noise):
 def test_once_stops_where_every_environment_has_ended_an_episode(actor):
     with pool(2) as free:
         free.reset()
-        rollouts = Rollouts(free, plain.spec(actor), plain.arrays(actor))
+        rollouts = Rollouts(free, policy_arrays.spec(actor), policy_arrays.arrays(actor))
         long = 10 * free.horizon
         _, finished = rollouts.run(long, once=True)
         rows = np.concatenate([rows for rows, _ in finished])
@@ -142,7 +142,7 @@ def test_ctrl_c_in_a_rollout_is_itself_and_closes_the_pool(actor, workers, monke
 
     with pool(workers) as free:
         free.reset()
-        rollouts = Rollouts(free, plain.spec(actor), plain.arrays(actor))
+        rollouts = Rollouts(free, policy_arrays.spec(actor), policy_arrays.arrays(actor))
         monkeypatch.setattr(free, "add", interrupt)  # while the workers are at the second piece
         with pytest.raises(KeyboardInterrupt):
             rollouts.run(12)
@@ -152,8 +152,8 @@ def test_ctrl_c_in_a_rollout_is_itself_and_closes_the_pool(actor, workers, monke
 def test_a_diverged_policy_is_told_and_closes_the_pool(actor):
     with pool(1) as free:
         free.reset()
-        arrays = plain.arrays(actor)
-        rollouts = Rollouts(free, plain.spec(actor), arrays)
+        arrays = policy_arrays.arrays(actor)
+        rollouts = Rollouts(free, policy_arrays.spec(actor), arrays)
         rollouts.load({name: np.full_like(array, np.nan) for name, array in arrays.items()})
         with pytest.raises(envs.pool.WorkerError, match="6 of 6 environments are not finite: has the policy diverged"):
             rollouts.run(3)

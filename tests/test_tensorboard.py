@@ -5,7 +5,7 @@ import struct
 import numpy as np
 import pytest
 
-from sphere.runs.tensorboard import EventWriter, crc32c
+from sphere.storage.tensorboard import EventWriter, crc32c
 
 accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 

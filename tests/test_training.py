@@ -22,13 +22,13 @@ from fleets import TINY
 
 from sphere.algos import ppo
 from sphere.envs.pool import WorkerError
-from sphere.runs import record
-from sphere.runs.fleet import AHEAD, Fleet, _threads, divided, places, workers_of_a_group
-from sphere.runs.group import Group, Order, Report
-from sphere.runs.loop import Interrupted, NonFinite, train
-from sphere.runs.rollout import Collector, Episodes, evaluate
-from sphere.runs.settings import Boundary, FleetConfig, rebuild, run_name
-from sphere.runs.turns import Turns
+from sphere.envs.source import Collector, Episodes, evaluate
+from sphere.envs.turns import Turns
+from sphere.storage import run_directory
+from sphere.training.fleet import AHEAD, Fleet, _threads, divided, places, workers_of_a_group
+from sphere.training.group import Group, Order, Report
+from sphere.training.loop import Interrupted, NonFinite, train
+from sphere.training.settings import Boundary, FleetConfig, rebuild, run_name
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def assert_same(one, other):
 def test_records_hold_what_was_promised(straight):
     for seed, rho in TINY.runs:
         path = straight / run_name(seed, rho)
-        events = record.read_events(path)
+        events = run_directory.read_events(path)
         training = [event for event in events if "train/policy_loss" in event]
         assert [event["step"] for event in training] == [64 * i for i in range(1, 21)]
         assert [event["task_index"] for event in training] == [0] * 10 + [1] * 10
@@ -58,12 +58,12 @@ def test_records_hold_what_was_promised(straight):
         assert [event["step"] for event in evaluations] == [256, 512, 640, 896, 1152, 1280]
         for name in ("heldout/ntk_rank", "online/ntk_rank", "heldout/feature_rank", "online/saturation"):
             assert all(event[name] > 0 for event in evaluations)
-        episodes = record.read_episodes(path)
+        episodes = run_directory.read_episodes(path)
         kinds = [episode["kind"] for episode in episodes]
         assert kinds.count("evaluation") == 6 * 3
         assert kinds.count("final") == 2 * 3  # the whole list once more at the end of the sequence
         assert list(path.glob("events.out.tfevents*"))
-        config = rebuild(FleetConfig, record.read_config(path))
+        config = rebuild(FleetConfig, run_directory.read_config(path))
         assert config == dataclasses.replace(TINY, seeds=(seed,), rho=(rho,))
 
 
@@ -76,8 +76,8 @@ def test_a_run_does_not_depend_on_its_fleet(straight, tmp_path):
     alone = dataclasses.replace(TINY, seeds=(1,), rho=(0.1,), workers=0)
     train(alone, tmp_path / "alone", quiet=True)
     for one, other in zip(
-        record.read_events(straight / run_name(1, 0.1)),
-        record.read_events(tmp_path / "alone" / run_name(1, 0.1)),
+        run_directory.read_events(straight / run_name(1, 0.1)),
+        run_directory.read_events(tmp_path / "alone" / run_name(1, 0.1)),
         strict=True,
     ):
         for name, value in one.items():
@@ -110,7 +110,7 @@ def test_groups_of_two_equal_fleets_of_two(tmp_path):
 
 def test_how_a_fleet_is_divided(monkeypatch):
     """A thread's worth of runs each, on the cores of a machine."""
-    monkeypatch.setattr("sphere.runs.fleet.cores", lambda: 16)
+    monkeypatch.setattr("sphere.training.fleet.cores", lambda: 16)
 
     def sizes(runs, **settings):
         config = dataclasses.replace(TINY, seeds=tuple(range(runs)), rho=(0.0,), workers=None, overlap=True)
@@ -236,7 +236,7 @@ def test_groups_go_into_the_next_task_by_themselves(tmp_path, monkeypatch):
         return done
 
     monkeypatch.setattr(Group, "advance", advance)
-    monkeypatch.setattr("sphere.runs.fleet._threads", lambda count: [ThreadPoolExecutor(1) for _ in range(count)])
+    monkeypatch.setattr("sphere.training.fleet._threads", lambda count: [ThreadPoolExecutor(1) for _ in range(count)])
     begin = Fleet.begin_task
     monkeypatch.setattr(Fleet, "begin_task", lambda fleet: (groups.extend(fleet.groups), begin(fleet)))
     train(config, tmp_path / "apart", quiet=True)
@@ -264,7 +264,7 @@ def test_groups_collect_and_are_evaluated_in_their_turns(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Turns, "taken", spied)
     monkeypatch.setattr(Collector, "collect", asserted("collect", collect))
-    monkeypatch.setattr("sphere.runs.group.evaluate", asserted("evaluate", run))
+    monkeypatch.setattr("sphere.training.group.evaluate", asserted("evaluate", run))
     train(config, tmp_path / "fleet", quiet=True)
     ends = [1, 3, 3, 3]  # each task at its end, and after the last one both once more
     assert sorted(seen) == sorted(2 * ([("collect", i) for i in range(4)] + [("evaluate", i) for i in ends]))
@@ -273,7 +273,7 @@ def test_groups_collect_and_are_evaluated_in_their_turns(tmp_path, monkeypatch):
 def test_a_task_that_comes_twice_is_recorded_at_both_places(tmp_path):
     config = dataclasses.replace(TINY, seeds=(0,), rho=(0.0,), workers=0, steps_per_task=64, tasks=TINY.tasks[:1] * 2)
     train(config, tmp_path / "fleet", quiet=True)
-    lines = record.read_events(tmp_path / "fleet" / run_name(0, 0.0))
+    lines = run_directory.read_events(tmp_path / "fleet" / run_name(0, 0.0))
     for name in ("train/return", "evaluation/return"):
         assert [line["task_index"] for line in lines if name in line] == [0, 1]
 
@@ -318,7 +318,7 @@ def test_a_damaged_newest_checkpoint_falls_back_and_says_so(straight, tmp_path, 
 
 def test_two_processes_on_one_directory(tmp_path):
     fleets.write(TINY, tmp_path / "fleet")
-    lock = record.lock_directory(tmp_path / "fleet")
+    lock = run_directory.lock_directory(tmp_path / "fleet")
     other = fleets.resume(tmp_path / "fleet", tmp_path / "cache")
     said = other.communicate(timeout=120)[0]
     assert other.returncode == 1
@@ -521,7 +521,7 @@ def test_retention_matrix_if_asked(tmp_path):
     evaluation = dataclasses.replace(TINY.evaluation, retention=True, heldout=0)
     config = dataclasses.replace(TINY, seeds=(0,), rho=(0.0,), steps_per_task=64, evaluation=evaluation, workers=0)
     train(config, tmp_path / "fleet", quiet=True)
-    episodes = record.read_episodes(tmp_path / "fleet" / run_name(0, 0.0))
+    episodes = run_directory.read_episodes(tmp_path / "fleet" / run_name(0, 0.0))
     seen = {(e["step"], e["task"]) for e in episodes if e["kind"] in ("retention", "final")}
     assert seen == {(step, task) for step in (64, 128) for task in config.tasks}
 
@@ -543,7 +543,7 @@ def test_wandb_gets_the_same_numbers_if_asked_for(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=Run))
     config = dataclasses.replace(TINY, seeds=(0,), rho=(0.0,), steps_per_task=64, wandb="project", workers=0)
     train(config, tmp_path / "fleet", quiet=True)
-    events = record.read_events(tmp_path / "fleet" / run_name(0, 0.0))
+    events = run_directory.read_events(tmp_path / "fleet" / run_name(0, 0.0))
     *values, last = sent["fleet/rho0-seed0"]
     assert last == "finished"
     assert [value["step"] for value in values] == [event["step"] for event in events]

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from sphere.runs.turns import Turns
+from sphere.envs.turns import Turns
 
 
 def waiting(turns, count):

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer, PRNGKeyArray
 
-from sphere.algos.adam import clipped_adam
+from sphere.algos.optimiser import clipped_adam
 from sphere.algos.state import Batch, Hyper, Metrics, PPOConfig, PPOState, effective
-from sphere.mitigations.method import ROLES, Look, Role, Step, Term, Weights, overrides
+from sphere.methods.method import ROLES, Look, Role, Step, Term, Weights, overrides
 from sphere.nets import GaussianActor, Trace, Value
 from sphere.penalty import Penalised
 

@@ -35,7 +35,7 @@ from sphere.algos.state import (
     effective,
     init,
 )
-from sphere.mitigations.method import Role, overrides
+from sphere.methods.method import Role, overrides
 from sphere.nets import GaussianActor
 
 __all__ = [

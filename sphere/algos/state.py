@@ -12,9 +12,9 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Integer
 
-from sphere.mistakes import in_range
-from sphere.mitigations import Method, Mitigations, Sphere
-from sphere.mitigations.method import Role, overrides
+from sphere.errors import in_range
+from sphere.methods import Method, Mitigations, Sphere
+from sphere.methods.method import Role, overrides
 from sphere.nets import GaussianActor, NetConfig, Value, build
 from sphere.variants import PenaltyConfig
 

@@ -1,16 +1,16 @@
 """One file per table or figure of the paper: which runs it needs, and how it follows from their records.
 
-A file's name with - for _ is the experiment's name. It holds `experiment`, a `sphere.study.experiment.Experiment`; nothing
-else is needed for `sphere experiment` to know it.
+A file's name with - for _ is the experiment's name. It holds `experiment`, an `Experiment`.
 """
 
 import importlib
 import pkgutil
 
-from sphere.mistakes import nearest
-from sphere.study.experiment import Experiment
+from sphere.errors import nearest
+from sphere.experiments.experiment import Experiment
 
-NAMES = sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(__path__))
+SHARED = ("cells", "experiment", "method_tables", "networks", "output", "tables")
+NAMES = sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(__path__) if module.name not in SHARED)
 
 
 def find(name: str) -> Experiment:

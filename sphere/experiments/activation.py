@@ -1,7 +1,7 @@
 """ReLU against tanh, with and without SPHERE."""
 
-from sphere.study.cells import cell
-from sphere.study.shown import success_columns
+from sphere.experiments.cells import cell
+from sphere.experiments.tables import success_columns
 
 ACTIVATIONS = {"ReLU": "relu", "Tanh": "tanh"}
 METHODS = {"Top-K MoE": "none", "SPHERE": "sphere"}

@@ -1,7 +1,7 @@
 """SPHERE on dense networks, which are mixtures of one expert."""
 
-from sphere.study.cells import cell
-from sphere.study.shown import success_columns
+from sphere.experiments.cells import cell
+from sphere.experiments.tables import success_columns
 
 ACTORS = {"PPO": "ppo", "PPO(10x)": "ppo-10x"}
 METHODS = {"w/o SPHERE": "none", "w/ SPHERE": "sphere"}

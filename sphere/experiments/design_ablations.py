@@ -1,7 +1,7 @@
 """SPHERE's design: the target scale, weighting, what is regularised, and forms with the gradient Gram."""
 
-from sphere.study.cells import cell
-from sphere.study.shown import success_rows
+from sphere.experiments.cells import cell
+from sphere.experiments.tables import success_rows
 
 VARIANTS = {
     "Fixed alpha=1": {"variant": "fixed-scale", "target_scale": 1.0},

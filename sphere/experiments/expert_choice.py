@@ -1,7 +1,7 @@
 """Experts that choose their states, with and without SPHERE."""
 
-from sphere.study.cells import cell
-from sphere.study.shown import success_rows
+from sphere.experiments.cells import cell
+from sphere.experiments.tables import success_rows
 
 experiment = success_rows(
     "Expert-choice routing, HumanoidBench, CRL",

@@ -1,7 +1,7 @@
 """Four, ten and sixteen experts, two of them per state, with and without SPHERE."""
 
-from sphere.study.cells import cell
-from sphere.study.shown import success_columns
+from sphere.experiments.cells import cell
+from sphere.experiments.tables import success_columns
 
 METHODS = {"Top-K MoE": "none", "SPHERE": "sphere"}
 

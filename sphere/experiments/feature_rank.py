@@ -2,10 +2,10 @@
 
 from sphere import ntk
 from sphere.diagnostics import feature_rank
-from sphere.study.experiment import Experiment, Found, Results
-from sphere.study.methods import PAIR, methods
-from sphere.study.networks import by_batch
-from sphere.study.shown import correlation_table, scatter
+from sphere.experiments.experiment import Experiment, Found, Results
+from sphere.experiments.method_tables import PAIR, methods
+from sphere.experiments.networks import by_batch
+from sphere.experiments.tables import correlation_table, scatter
 
 TITLE = "r_e(A_last) against r_e(K), HumanoidBench, end of CRL"
 NOTE = "One point per batch of rollout states of one checkpoint, the first seed of each method."

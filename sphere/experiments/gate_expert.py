@@ -6,11 +6,11 @@ import numpy as np
 
 from sphere import ntk
 from sphere.bounds import block_cosine, gate_expert_decoupling
+from sphere.experiments.experiment import Experiment, Found, Results
+from sphere.experiments.method_tables import PAIR, methods
+from sphere.experiments.networks import batch_size, first_snapshots
 from sphere.nets import parameter_count
 from sphere.report.tables import Cell, Measured, Table
-from sphere.study.experiment import Experiment, Found, Results
-from sphere.study.methods import PAIR, methods
-from sphere.study.networks import batch_size, first_snapshots
 
 TITLE = "Gate and experts in the Gauss-Newton matrix, HumanoidBench, end of CRL"
 COLUMNS = (

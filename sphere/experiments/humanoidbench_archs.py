@@ -1,6 +1,6 @@
 """What one agent through all tasks loses against training from scratch, per architecture, on HumanoidBench."""
 
-from sphere.study.methods import ARCHITECTURES, both_protocols
+from sphere.experiments.method_tables import ARCHITECTURES, both_protocols
 
 SOURCE = "fig:humanoidbench-archs-rl-vs-crl-relu"
 

@@ -1,6 +1,6 @@
 """Average success of all methods under RL and CRL on HumanoidBench."""
 
-from sphere.study.methods import HUMANOIDBENCH, both_protocols
+from sphere.experiments.method_tables import HUMANOIDBENCH, both_protocols
 
 SOURCE = "fig:humanoidbench-methods-success-bars"
 

@@ -6,11 +6,11 @@ import numpy as np
 
 from sphere.bounds import kfac_curvatures
 from sphere.diagnostics import used
+from sphere.experiments.experiment import Experiment, Found, Results
+from sphere.experiments.method_tables import PAIR, methods
+from sphere.experiments.networks import by_batch
+from sphere.experiments.tables import correlation_table, scatter
 from sphere.nets import output_signals
-from sphere.study.experiment import Experiment, Found, Results
-from sphere.study.methods import PAIR, methods
-from sphere.study.networks import by_batch
-from sphere.study.shown import correlation_table, scatter
 
 TITLE = "K-FAC curvature against Gauss-Newton curvature, HumanoidBench, end of CRL"
 NOTE = (

@@ -3,11 +3,11 @@
 import jax.numpy as jnp
 
 from sphere import ntk
+from sphere.experiments.experiment import Experiment, Found, Results
+from sphere.experiments.method_tables import PAIR, methods
+from sphere.experiments.networks import by_batch
+from sphere.experiments.tables import correlation_table, scatter
 from sphere.spectrum import effective_rank_spsd
-from sphere.study.experiment import Experiment, Found, Results
-from sphere.study.methods import PAIR, methods
-from sphere.study.networks import by_batch
-from sphere.study.shown import correlation_table, scatter
 
 TITLE = "Kronecker proxy against the Khatri-Rao block, HumanoidBench, end of CRL"
 NOTE = (

@@ -1,7 +1,7 @@
 """SPHERE alone and together with LayerNorm."""
 
-from sphere.study.cells import cell
-from sphere.study.shown import success_columns
+from sphere.experiments.cells import cell
+from sphere.experiments.tables import success_columns
 
 METHODS = {"SPHERE only": "sphere", "SPHERE with LN": "sphere+layernorm"}
 

@@ -2,15 +2,15 @@
 
 import numpy as np
 
-from sphere.report.compared import printed
+from sphere.experiments.cells import cell
+from sphere.experiments.experiment import Experiment, Found, Results
+from sphere.report.comparison_tables import printed
 from sphere.report.figures import COLOURS
 from sphere.report.paper import QUOTED
 from sphere.report.series import BLOCK, Series, best_lag, lagged_correlations, predict_one_step
 from sphere.report.summary import band
 from sphere.report.tables import Cell, Measured, Table
-from sphere.runs.progress import plural
-from sphere.study.cells import cell
-from sphere.study.experiment import Experiment, Found, Results
+from sphere.training.progress import plural
 
 LABEL = "Negative-SPHERE, rho=-1e-3"
 LAGS = range(-20, 21)

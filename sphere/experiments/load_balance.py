@@ -1,9 +1,9 @@
 """Does a loss that balances the experts' load keep r_e(K) up?"""
 
+from sphere.experiments.cells import cell
+from sphere.experiments.experiment import Experiment, Found, Results
+from sphere.experiments.tables import beside_paper, last_value, success
 from sphere.report.figures import curves
-from sphere.study.cells import cell
-from sphere.study.experiment import Experiment, Found, Results
-from sphere.study.shown import beside_paper, last_value, success
 
 SOURCE = "tab:loadbalance-success-rek"
 METHODS = {"Top-K MoE": "none", "+ Load balancing": "load-balance"}

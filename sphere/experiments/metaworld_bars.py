@@ -1,6 +1,6 @@
 """Average success of all methods under RL and CRL on MetaWorld."""
 
-from sphere.study.methods import METAWORLD, both_protocols
+from sphere.experiments.method_tables import METAWORLD, both_protocols
 
 SOURCE = "fig:metaworld-methods-success-bars"
 

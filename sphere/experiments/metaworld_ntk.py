@@ -1,6 +1,6 @@
 """r_e(K) on held-out states and on those of the last rollout over MetaWorld, per architecture and with SPHERE."""
 
-from sphere.study.methods import ARCHITECTURES, methods, over_training
+from sphere.experiments.method_tables import ARCHITECTURES, methods, over_training
 
 experiment = over_training(
     "r_e(K) over training, held-out and rollout states, metaworld, CRL",

@@ -1,6 +1,6 @@
 """r_e(K) on held-out states over HumanoidBench, one agent through all tasks, per architecture and with SPHERE."""
 
-from sphere.study.methods import ARCHITECTURES, methods, over_training
+from sphere.experiments.method_tables import ARCHITECTURES, methods, over_training
 
 LABELS = (*ARCHITECTURES, "SPHERE")
 

@@ -1,6 +1,6 @@
 """r_e(K) on states of the last rollout over HumanoidBench, with and without SPHERE."""
 
-from sphere.study.methods import PAIR, methods, over_training
+from sphere.experiments.method_tables import PAIR, methods, over_training
 
 experiment = over_training(
     "r_e(K) on states of the last rollout over training, humanoidbench, CRL",

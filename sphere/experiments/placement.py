@@ -1,7 +1,7 @@
 """SPHERE on the actor, on the critic, or on both."""
 
-from sphere.study.cells import cell
-from sphere.study.shown import success_rows
+from sphere.experiments.cells import cell
+from sphere.experiments.tables import success_rows
 
 PLACES = {"Actor only": "actor", "Critic only": "critic", "Actor and critic": "both"}
 

@@ -1,9 +1,9 @@
 """Dormant units, feature norm and gradient norm, with and without SPHERE."""
 
+from sphere.experiments.experiment import Experiment, Found, Results
+from sphere.experiments.method_tables import PAIR, methods
+from sphere.experiments.tables import beside_paper, last_value
 from sphere.report.figures import curves
-from sphere.study.experiment import Experiment, Found, Results
-from sphere.study.methods import PAIR, methods
-from sphere.study.shown import beside_paper, last_value
 
 SOURCE = "tab:plasticity-diagnostics"
 METRICS = {

@@ -1,10 +1,10 @@
 """What the final policy still can: all tasks of the sequence at its end."""
 
-from sphere.report.compared import continual_table
+from sphere.experiments.experiment import Experiment, Found, Results
+from sphere.experiments.method_tables import PAIR, methods
+from sphere.experiments.tables import beside_paper, success
+from sphere.report.comparison_tables import continual_table
 from sphere.report.select import final_scores
-from sphere.study.experiment import Experiment, Found, Results
-from sphere.study.methods import PAIR, methods
-from sphere.study.shown import beside_paper, success
 
 SOURCE = "tab:humanoidbench-crl5-avg-success"
 TITLE = "Success of the final policy on all tasks, HumanoidBench, CRL"

@@ -2,14 +2,14 @@
 
 import numpy as np
 
-from sphere.report.compared import printed
+from sphere.experiments.cells import cell
+from sphere.experiments.experiment import Experiment, Found, Results
+from sphere.experiments.tables import AVERAGE, success
+from sphere.report.comparison_tables import printed
 from sphere.report.figures import COLOURS, curves
 from sphere.report.paper import QUOTED, TABLES, Printed
 from sphere.report.scores import mean_std
 from sphere.report.tables import Cell, Measured, Table
-from sphere.study.cells import cell
-from sphere.study.experiment import Experiment, Found, Results
-from sphere.study.shown import AVERAGE, success
 
 RHO = (0.0, 1e-4, 5e-4, 1e-3, 5e-3, 1e-2, 5e-2)
 """The paper names 0, 1e-3 and 5e-2; the others are ours."""

@@ -4,12 +4,12 @@ import dataclasses
 
 import numpy as np
 
+from sphere.experiments.cells import Cell, cell
+from sphere.experiments.experiment import Experiment, Found, Results
+from sphere.experiments.tables import beside_paper
 from sphere.report.run import Run
 from sphere.report.tables import Measured
-from sphere.runs import record
-from sphere.study.cells import Cell, cell
-from sphere.study.experiment import Experiment, Found, Results
-from sphere.study.shown import beside_paper
+from sphere.storage import run_directory
 
 SOURCE = "tab:humanoidbench-runtime"
 EXPERTS = (10, 20, 40, 80, 160, 1000)
@@ -31,7 +31,9 @@ def cells() -> list[Cell]:
 
 def hours_per_task(run: Run) -> float:
     """The median time between two iterations, times the iterations of a task: compiling, evaluations and pauses left out."""
-    events = [event for event in record.read_events(run.path) if any(name.startswith("train/") for name in event)]
+    events = [
+        event for event in run_directory.read_events(run.path) if any(name.startswith("train/") for name in event)
+    ]
     seconds = np.diff([event["wall"] for event in events])
     steps = np.diff([event["step"] for event in events])
     if not len(seconds):

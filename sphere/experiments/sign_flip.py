@@ -1,9 +1,9 @@
 """SPHERE with its sign turned: the penalty makes features alike instead of different."""
 
+from sphere.experiments.cells import cell
+from sphere.experiments.experiment import Experiment, Found, Results
+from sphere.experiments.tables import success_table
 from sphere.report.figures import curves
-from sphere.study.cells import cell
-from sphere.study.experiment import Experiment, Found, Results
-from sphere.study.shown import success_table
 
 SOURCE = "tab:negative-intervention-success"
 RHO = {"Top-K MoE, rho=0": 0.0, "SPHERE, rho=1e-3": 1e-3, "Negative-SPHERE, rho=-1e-3": -1e-3}

@@ -1,8 +1,8 @@
 """Do experts become different from one another? Overlap of their features, geometry of the gate, and load."""
 
-from sphere.study.experiment import Experiment, Found, Results
-from sphere.study.methods import PAIR, methods
-from sphere.study.shown import beside_paper, last_value
+from sphere.experiments.experiment import Experiment, Found, Results
+from sphere.experiments.method_tables import PAIR, methods
+from sphere.experiments.tables import beside_paper, last_value
 
 SOURCE = "tab:humanoidbench-specialization"
 METRICS = (

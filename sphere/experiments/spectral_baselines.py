@@ -1,7 +1,7 @@
 """Other methods against the loss of plasticity: spectral normalisation and regularisation, ReDo."""
 
-from sphere.study.cells import cell
-from sphere.study.shown import success_rows
+from sphere.experiments.cells import cell
+from sphere.experiments.tables import success_rows
 
 METHODS = {
     "Top-K MoE": "none",

@@ -1,7 +1,7 @@
 """Where SPHERE is applied and to what: all layers, each expert by itself, the gradient Gram instead of the feature Gram."""
 
-from sphere.study.cells import cell
-from sphere.study.shown import success_rows
+from sphere.experiments.cells import cell
+from sphere.experiments.tables import success_rows
 
 VARIANTS = {
     "All hidden expert layers": "all-layers",

@@ -1,7 +1,7 @@
 """Other mixtures, with and without SPHERE."""
 
-from sphere.study.cells import cell
-from sphere.study.shown import success_columns
+from sphere.experiments.cells import cell
+from sphere.experiments.tables import success_columns
 
 ACTORS = {"Dense-MoE": "dense-moe", "DS-MoE": "ds-moe", "SoftMoE": "soft-moe"}
 METHODS = {"w/o SPHERE": "none", "w/ SPHERE": "sphere"}

@@ -1,11 +1,11 @@
 """The main comparisons with ten seeds, by robust statistics."""
 
-from sphere.report.compared import against_table
+from sphere.experiments.experiment import Experiment, Found, Results
+from sphere.experiments.method_tables import PAIR, methods
+from sphere.experiments.tables import AVERAGE, beside_paper, success
+from sphere.report.comparison_tables import against_table
 from sphere.report.scores import Scores, iqm, iqr
 from sphere.report.tables import Cell, Measured
-from sphere.study.experiment import Experiment, Found, Results
-from sphere.study.methods import PAIR, methods
-from sphere.study.shown import AVERAGE, beside_paper, success
 
 SOURCE = "tab:robust-10seed-stats"
 TITLE = "Ten seeds, robust statistics, CRL"

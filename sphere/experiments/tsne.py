@@ -6,15 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sphere.experiments.cells import Cell
+from sphere.experiments.experiment import Experiment, Found, Results
+from sphere.experiments.method_tables import PAIR, methods
+from sphere.experiments.networks import snapshot
 from sphere.report.figures import tsne_panels
 from sphere.report.summary import short
 from sphere.report.tables import Cell as Entry
 from sphere.report.tables import Measured, Table
 from sphere.spectrum import effective_rank
-from sphere.study.cells import Cell
-from sphere.study.experiment import Experiment, Found, Results
-from sphere.study.methods import PAIR, methods
-from sphere.study.networks import snapshot
 from sphere.variants import feature_blocks
 
 TITLE = "t-SNE of weighted expert features along the sequence, HumanoidBench, CRL"

@@ -125,7 +125,9 @@ def output_signals(net: Callable, x: Float[Array, "n obs"]) -> tuple[Array, ...]
 
 
 def expert_signals(net: Callable, x: Float[Array, "n obs"]) -> tuple[Array, ...]:
-    """g_e,l = d m_e / d z_e,l for every expert layer, m_e the sum of expert e's own outputs, before the gate weighs them."""
+    """g_e,l = d m_e / d z_e,l for every linear expert layer z = W a, m_e the sum of expert e's own outputs, before the gate
+    weighs them."""
     signals = jax.grad(lambda taps: jnp.sum(net(x, taps)[1].expert_output))(zero_taps(net, x))
-    parts = [layer.part for layer in eqx.filter_eval_shape(lambda net, x: net(x)[1], net, x).layers]
-    return tuple(signal for signal, part in zip(signals, parts, strict=True) if part == "expert")
+    layers = eqx.filter_eval_shape(lambda net, x: net(x)[1], net, x).layers
+    wanted = [(layer.part, layer.kind) == ("expert", "linear") for layer in layers]
+    return tuple(signal for signal, kept in zip(signals, wanted, strict=True) if kept)

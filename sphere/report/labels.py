@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sphere.runs.settings import HOW, Boundary
+from sphere.training.settings import HOW, Boundary
 
 KINDS = {
     "mlp": "PPO",

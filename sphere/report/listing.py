@@ -7,8 +7,8 @@ from typing import Any
 from sphere.report.elements import EMPTY, Markup, element, region, two_columns
 from sphere.report.labels import flatten, spell
 from sphere.report.run import Loaded, Run
-from sphere.runs.progress import plural
-from sphere.runs.provenance import devices
+from sphere.storage.provenance import devices
+from sphere.training.progress import plural
 
 COLUMNS = ("run", "method", "protocol", "seed", "steps", "state", "hours", "steps/s", "device", "settings", "versions")
 SPEED = (

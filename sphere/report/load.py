@@ -16,7 +16,7 @@ import numpy as np
 from sphere.report.labels import method_name, tell_apart
 from sphere.report.pieces import joined
 from sphere.report.run import KINDS, Curve, Episodes, Loaded, Run
-from sphere.runs.record import EPISODES, METRICS
+from sphere.storage.run_directory import EPISODES, METRICS
 
 
 class Unreadable(ValueError):

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from sphere.report.compared import tables
+from sphere.report.comparison_tables import tables
 from sphere.report.elements import Markup, element
 from sphere.report.listing import notes_section, runs_section
 from sphere.report.load import load
@@ -15,8 +15,8 @@ from sphere.report.run import Loaded
 from sphere.report.sections import section, suite_name
 from sphere.report.select import Success
 from sphere.report.summary import Comparison, comparisons
-from sphere.runs.progress import plural
-from sphere.runs.record import EPISODES, METRICS
+from sphere.storage.run_directory import EPISODES, METRICS
+from sphere.training.progress import plural
 
 HERE = Path(__file__).parent
 FOOTER = "Made by sphere report from run directories alone."

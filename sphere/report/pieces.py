@@ -10,7 +10,7 @@ import numpy as np
 from sphere.report import paper
 from sphere.report.run import Curve, Episodes, Run
 from sphere.report.select import own_episodes
-from sphere.runs.provenance import RESUMED, amended
+from sphere.storage.provenance import RESUMED, amended
 
 Places = Sequence[tuple[Run, int]]
 """For each task of the whole: the piece that has it, and the number it has there."""

@@ -2,7 +2,7 @@
 
 import math
 
-from sphere.report.compared import (
+from sphere.report.comparison_tables import (
     against_table,
     average_table,
     continual_table,
@@ -16,7 +16,7 @@ from sphere.report.maps import retention
 from sphere.report.payload import ROUTER, spoken_metric
 from sphere.report.summary import Against, Comparison, against, averages, metrics, short, so_far
 from sphere.report.tables import Measured, digits
-from sphere.runs.progress import plural
+from sphere.training.progress import plural
 
 NAMES = {"metaworld": "MetaWorld", "humanoidbench": "HumanoidBench", "probe": "Probe tasks"}
 PROTOCOLS = {"crl": "CRL: one agent through all tasks", "rl": "RL: every task from scratch"}

@@ -1,0 +1,80 @@
+"""`sphere report`, `export` and `watch`: what is made of run directories."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from sphere.errors import UserError
+from sphere.training.progress import plural
+
+
+@dataclass(frozen=True)
+class Report:
+    """One page (open index.html from disk), and tables and figures beside it, from run directories alone."""
+
+    directories: tyro.conf.Positional[tuple[Path, ...]]
+    """Runs, fleets, or directories above them."""
+    out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("report")
+    success: Literal["at-end", "once"] = "at-end"
+    """At the last step of an episode, as the released code counts it, or at any step."""
+    figures: bool = True
+    """Also SVG, PDF and PNG files; they take most of the time."""
+
+
+def report(arguments: list[str]) -> None:
+    from sphere.report.page import write_report
+
+    options = tyro.cli(Report, prog="sphere report", args=arguments)
+    if not options.directories:
+        raise UserError("a report of which runs? name directories that sphere train wrote: sphere report runs/first")
+    loaded = write_report(options.directories, options.out, options.success, options.figures)
+    for note in loaded.notes:
+        print(f"sphere: {note}", file=sys.stderr)
+    print(f"{plural(len(loaded.runs), 'run')}: {options.out / 'index.html'}")
+
+
+@dataclass(frozen=True)
+class Export:
+    """Copy what a reader needs to check runs: settings, versions, all evaluations, thinned metrics; no checkpoints."""
+
+    directories: tyro.conf.Positional[tuple[Path, ...]]
+    """Runs, fleets, or directories above them."""
+    out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("results")
+    every: int = 10
+    """Of the training iterations' metrics keep one in so many; evaluations are all kept."""
+
+
+def export(arguments: list[str]) -> None:
+    from sphere.storage.export import export as copy
+
+    options = tyro.cli(Export, prog="sphere export", args=arguments)
+    if not options.directories:
+        raise UserError("export which runs? name directories that sphere train wrote: sphere export runs/first")
+    written = copy(options.directories, options.out, options.every)
+    print(f"{plural(len(written), 'run')}: {options.out}")
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Serve the page on this machine; it renews itself while runs are going."""
+
+    directories: tyro.conf.Positional[tuple[Path, ...]]
+    """Runs, fleets, or directories above them."""
+    port: int = 8000
+    """0 takes a free one."""
+    host: str = "127.0.0.1"
+    """Another address lets other machines in: everybody who reaches it sees the runs."""
+    success: Literal["at-end", "once"] = "at-end"
+    """At the last step of an episode, as the released code counts it, or at any step."""
+
+
+def watch(arguments: list[str]) -> None:
+    from sphere.report.watch import watch as serve
+
+    options = tyro.cli(Watch, prog="sphere watch", args=arguments)
+    if not options.directories:
+        raise UserError("watch which runs? name directories that sphere train writes to: sphere watch runs")
+    serve(options.directories, options.host, options.port, options.success)

@@ -1,0 +1,100 @@
+"""What `sphere verify` prints: how far this program is from recorded or running references."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+USAGE = """usage: sphere verify update FILE          recorded PPO updates, replayed
+       sphere verify metaworld            our MetaWorld beside the package's own; --help for more
+       sphere verify humanoidbench FILE   recorded episodes of the package, replayed"""
+
+
+HELP = """usage: sphere verify {what} FILE
+
+  FILE   an .npz in the golden format: {holds}
+
+prints how far this program is from each of them, and leaves with exit code 1 if one is further than its target"""
+
+
+def _file(arguments: list[str], what: str, holds: str) -> Path:
+    if {"-h", "--help"} & set(arguments):
+        print(HELP.format(what=what, holds=holds))
+        sys.exit()  # as it does where tyro shows the help
+    if len(arguments) != 1:
+        raise ValueError(f"usage: sphere verify {what} FILE, one file in the golden format; got {len(arguments)}")
+    return Path(arguments[0])
+
+
+def update(arguments: list[str]) -> bool:
+    from sphere.cli.replay import verify_update
+
+    found = verify_update(_file(arguments, "update", "recorded PPO updates, to be replayed"))
+    for case in dict.fromkeys(deviation.case for deviation in found):
+        print(f"\ncase {case}\n{'array':<44} {'deviation':>11} {'target':>9}")
+        for d in (d for d in found if d.case == case):
+            print(f"{d.name:<44} {d.found:>11.2e} {d.target:>9.0e}{'' if d.passed else '   TOO FAR'}")
+    failed = sum(not deviation.passed for deviation in found)
+    print(f"\n{len(found) - failed} of {len(found)} within their targets")
+    return not failed
+
+
+@dataclass(frozen=True)
+class Metaworld:
+    """Step our environments and the package's own side by side; exit 1 if they differ."""
+
+    steps: int = 2000
+    """At least so many per task."""
+    tasks: tuple[str, ...] = ()
+    """Default: all ten."""
+    seed: int = 0
+
+
+def metaworld(arguments: list[str]) -> bool:
+    from sphere.envs import tasks, unknown
+    from sphere.envs.metaworld_verify import verify
+
+    options = tyro.cli(Metaworld, prog="sphere verify metaworld", args=arguments)
+    known = tasks("metaworld")
+    print(f"{'task':<20} {'steps':>7} {'episodes':>9} {'successes':>10} {'observation':>12} {'reward':>9} {'flags':>6}")
+    good = True
+    wanted = [task.removeprefix("metaworld/") for task in options.tasks]
+    for task in wanted or known:
+        if task not in known:
+            raise unknown("task", task, known)
+        (row,) = verify(options.steps, (task,), options.seed)
+        passed = row.observation <= 1e-9 and row.reward <= 1e-9 and row.flags == 0
+        print(
+            f"{task:<20} {row.steps:>7,} {row.episodes:>9} {row.successes:>10} {row.observation:>12.1e} {row.reward:>9.1e} "
+            f"{row.flags:>6}{'' if passed else '   DIFFERS'}",
+            flush=True,
+        )
+        good &= passed
+    print(
+        f"\nlargest differences from the package's own step; {'all' if good else 'NOT all'} at most 1e-9, flags equal"
+    )
+    return good
+
+
+def humanoidbench(arguments: list[str]) -> bool:
+    from sphere.envs.humanoidbench_verify import verify
+
+    rows = verify(_file(arguments, "humanoidbench", "recorded episodes of the package, to be replayed"))
+    print(f"{'task':<10} {'episodes':>9} {'steps':>7} {'observation':>12} {'reward':>9} {'terminations':>13}")
+    for row in rows:
+        print(
+            f"{row.task:<10} {row.episodes:>9} {row.steps:>7,} {row.observation:>12.1e} {row.reward:>9.1e} "
+            f"{row.terminations:>13}{'' if row.passed else '   DIFFERS'}"
+        )
+    good = all(row.passed for row in rows)
+    print(f"\nlargest differences from the recorded episodes; {'all' if good else 'NOT all'} at most 1e-9, ends equal")
+    return good
+
+
+CHECKS: dict[str, Callable[[list[str]], bool]] = {
+    "update": update,
+    "metaworld": metaworld,
+    "humanoidbench": humanoidbench,
+}

@@ -1,0 +1,46 @@
+"""Fleets as array jobs of Slurm, by submitit. A job that is preempted or out of time goes on from its last checkpoint."""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sphere.launch.launchers import Resources
+from sphere.launch.schedule import Job, work
+
+CPUS = 8
+REQUEUES = 1000
+
+
+class Work:
+    """What a job runs; `checkpoint` is what submitit calls when Slurm is about to take the machine away."""
+
+    def __call__(self, job: Job) -> None:
+        work(job)
+
+    def checkpoint(self, job: Job) -> Any:
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self, job)
+
+
+def submit(jobs: Sequence[Job], resources: Resources, folder: Path, cluster: str = "slurm") -> list[Any]:
+    """Send all jobs as one array and return at once. `cluster`: submitit's name of where to; "local" is this machine."""
+    try:
+        import submitit
+    except ImportError as error:
+        raise ValueError("--launcher slurm needs a package more: pip install 'sphere-rl[slurm]'") from error
+    if cluster == "slurm" and shutil.which("sbatch") is None:
+        raise ValueError("--launcher slurm finds no sbatch here; call it on a machine from which jobs are submitted")
+    executor = submitit.AutoExecutor(folder=folder, cluster=cluster, slurm_max_num_timeout=REQUEUES)
+    options: dict[str, Any] = {
+        "name": "sphere",
+        "timeout_min": max(1, round(60 * resources.hours)),
+        "cpus_per_task": resources.cpus or CPUS,
+    }
+    if resources.gpus:
+        options["gpus_per_node"] = resources.gpus
+    if resources.partition:
+        options["slurm_partition"] = resources.partition
+    executor.update_parameters(**options)
+    return executor.map_array(Work(), [Job(job.config, job.directory.resolve()) for job in jobs])

@@ -1,0 +1,146 @@
+"""Fleets at the same time on this machine, each in a process of its own.
+
+A fleet of a few runs fills neither a GPU nor the cores beside it: while its runs learn, their simulators rest. Cores are
+divided, but not given away: who rests leaves them to the others.
+"""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sphere.envs.worker import leave_with
+from sphere.launch.launchers import Failure, say
+from sphere.launch.schedule import Job, work
+from sphere.storage import run_directory
+from sphere.training.loop import Interrupted
+from sphere.training.progress import plural
+from sphere.training.settings import FleetConfig, rebuild
+
+STOPPED = 130  # exit code of a fleet that was asked to stop, and is saved
+
+
+class Child:
+    """A fleet in a process of its own; what it says is told under its name."""
+
+    def __init__(self, job: Job, at_once: int) -> None:
+        self.job, self.last = job, "it said nothing"
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "sphere.launch.side_by_side", str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            process_group=0,  # Ctrl-C in the terminal reaches us only
+        )
+        config = dataclasses.replace(job.config, sharing=at_once)
+        assert self.process.stdin is not None
+        with self.process.stdin as told:
+            json.dump([run_directory.plain(dataclasses.asdict(config)), str(job.directory)], told)
+        self.listener = threading.Thread(target=self._listen, daemon=True)
+        self.listener.start()
+
+    def _listen(self) -> None:
+        assert self.process.stderr is not None
+        with self.process.stderr as said:
+            for line in said:
+                self.last = line.rstrip()
+                say(f"{self.job.directory.name}: {self.last}")
+
+    def ended(self) -> int | None:
+        """Its exit code, once all that it said is told."""
+        if self.process.poll() is not None:
+            self.listener.join(10)
+        return self.process.returncode
+
+
+def launch(jobs: Sequence[Job], at_once: int) -> list[Failure]:
+    """Train all of them, so many at a time; one that fails does not keep the others from being trained."""
+    waiting, running, failed = deque(jobs), list[Child](), list[Failure]()
+    with _stoppable():
+        try:
+            while waiting or running:
+                while waiting and len(running) < at_once:
+                    job = waiting.popleft()
+                    say(f"{job.directory.name}: {plural(len(job.config.runs), 'run')}, {job.state}")
+                    running.append(Child(job, at_once))
+                for child in [child for child in running if child.ended() is not None]:
+                    running.remove(child)
+                    failed += _judged(child)
+                time.sleep(0.1)
+        except (KeyboardInterrupt, Interrupted) as reason:
+            _stop(running)
+            told = str(reason) or f"{plural(len(running), 'fleet')} stopped and saved"
+            raise Interrupted(f"{told}; go on with the same command") from None
+        finally:
+            for child in running:  # none is left behind, whatever has happened
+                child.process.kill()
+                child.process.wait()
+    return failed
+
+
+def _judged(child: Child) -> list[Failure]:
+    code, name = child.ended(), child.job.directory.name
+    if code == 0:
+        return []
+    if code == STOPPED:  # somebody has asked this one to: no others are begun, and those that run are saved too
+        raise Interrupted(f"{name} was stopped")
+    reason = child.last if code == 1 else f"it left with exit code {code}: {child.last}"
+    say(f"{name}: failed")
+    return [Failure(child.job, reason)]
+
+
+def _stop(running: list[Child]) -> None:
+    """Let all of them finish what they have begun, and save."""
+    for child in running:
+        child.process.terminate()
+    for child in running:
+        child.process.wait()
+        child.listener.join(10)
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """SIGTERM as Ctrl-C, unless somebody has other plans for it."""
+
+    def handle(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    mine = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if mine:
+        signal.signal(signal.SIGTERM, handle)
+    try:
+        yield
+    finally:
+        if mine:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def main() -> None:
+    """A child: its parent's process id is an argument, settings and directory come by standard input."""
+    leave_with(int(sys.argv[1]))
+    config, directory = json.load(sys.stdin)
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # the GPU is shared
+    code = 0
+    try:
+        work(Job(rebuild(FleetConfig, config), Path(directory)))
+    except Interrupted:
+        code = STOPPED
+    except (RuntimeError, ValueError, OSError) as error:
+        print(error, file=sys.stderr)
+        code = 1
+    sys.stderr.flush()
+    os._exit(code)  # a thread may still be compiling, and an interpreter that ends under it crashes
+
+
+if __name__ == "__main__":
+    main()

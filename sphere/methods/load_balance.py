@@ -1,0 +1,52 @@
+"""Load balancing of routed experts (Shazeer 2017; in the form of GShard and of the Switch Transformer)."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from sphere.methods.method import Look, Method, Term
+from sphere.nets import NetConfig
+from sphere.nets.trace import Routing
+
+ALWAYS_EVEN = {
+    "dense": "all experts are always chosen",
+    "soft": "all experts are always chosen",
+    "expert-choice": "every expert takes equally many samples",
+}
+
+
+def imbalance(routing: Routing) -> Float[Array, ""]:
+    """E sum_i f_i P_i over the routed experts: f_i the share of all selections that went to i, P_i its mean probability.
+
+    1 where both are uniform, up to E where one expert takes all. The gradient flows through P.
+    """
+    chosen = routing.chosen[:, routing.shared :].astype(routing.probability.dtype)
+    share = jnp.sum(chosen, axis=0) / jnp.sum(chosen)
+    return chosen.shape[1] * jnp.sum(share * jnp.mean(routing.probability, axis=0))
+
+
+@dataclass(frozen=True)
+class LoadBalance(Method):
+    """A loss that is least where the actor's experts are chosen equally often."""
+
+    name: ClassVar[str] = "load-balance"
+
+    weight: float = 1e-2
+    """Of E sum_i f_i P_i in the actor's loss."""
+
+    def check(self, actor: NetConfig, critic: NetConfig) -> None:
+        if actor.kind == "mlp":
+            raise ValueError("load-balance needs experts to balance, and the actor is one dense network; use a mixture")
+        every = actor.kind == "top-k" and actor.top_k == actor.experts
+        if every or actor.kind in ALWAYS_EVEN:
+            why = ALWAYS_EVEN["dense" if every else actor.kind]
+            raise ValueError(
+                f"load-balance has no effect on a {actor.kind!r} actor: {why}; use top-k with K < E or deepseek"
+            )
+
+    def term(self, own: Any, look: Look) -> Term | None:
+        if look.role != "actor" or look.trace.routing is None:
+            return None
+        return Term(imbalance(look.trace.routing), self.weight)

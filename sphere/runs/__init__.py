@@ -1,1 +1,0 @@
-"""The shell around training: records, checkpoints, and the loop that writes them."""

@@ -1,0 +1,261 @@
+"""Checkpoints: one .npz file that is complete and undamaged, or is not used.
+
+A checkpoint is an ordinary uncompressed .npz: each array of a pytree under `tree/` and its path
+(`tree/actor/layers/0/weight`), and `manifest`, JSON bytes with the step, the caller's `meta`, what every leaf
+is, and the values of Python scalars. The file ends in the sha256 of everything before it, in hex, as the
+zip's comment. So one rename publishes a file with its checksum, numpy opens it like any other, and
+`head -c -64 FILE | sha256sum` tells what `tail -c 64 FILE` must be.
+
+The checksum finds damage, not forgery. But nothing in a file is ever unpickled, and what is restored must
+have the names, shapes and dtypes of the caller's tree: a forged file can hold wrong numbers, not run code.
+
+One process writes to a directory; `record.lock_directory` sees to that.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import re
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sphere.storage.run_directory import atomic_write
+
+FORMAT = 1
+DIGEST_BYTES = 64  # sha256 in hex
+ASIDE = ".damaged"
+ARRAYS = (jax.Array, np.ndarray, np.generic)
+SCALARS = (bool, int, float, str)
+
+log = logging.getLogger(__name__)
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be used."""
+
+
+class Damaged(CheckpointError):
+    """Not what was once written: the one before may do."""
+
+
+class Checkpoint(NamedTuple):
+    """What `load` and `load_latest` hand back."""
+
+    step: int
+    tree: Any
+    meta: dict[str, Any]
+    path: Path
+    notes: list[str]  # why newer files were passed over
+
+
+def save(directory: Path, step: int, tree: Any, meta: dict[str, Any]) -> Path:
+    """Write `tree` and `meta` as the checkpoint of `step`; when it is on disk, keep it and the one before.
+
+    Arrays (numpy, jax, typed keys) and Python scalars in the tree are stored. Functions are not; at loading
+    they come from `like`. `meta` is anything JSON can hold: string keys, lists and not tuples.
+    """
+    if step < 0:
+        raise ValueError(f"got step {step}; a checkpoint's step counts from 0, and names its file")
+    directory.mkdir(parents=True, exist_ok=True)
+    before = [path for path in checkpoints(directory) if _step(path) < step]
+    # What killed processes left behind, now and not only after: it may fill the disk.
+    for leftover in [*directory.glob("checkpoint-*.npz.partial"), *before[:-2]]:
+        leftover.unlink()
+
+    leaves = _named_leaves(tree)
+    manifest = {
+        "format": FORMAT,
+        "step": step,
+        "meta": meta,
+        "leaves": {name: _describe(name, leaf) for name, leaf in leaves.items()},
+        "scalars": {name: leaf for name, leaf in leaves.items() if type(leaf) in SCALARS},
+    }
+    arrays = {name: _key_data(leaf) for name, leaf in leaves.items() if isinstance(leaf, ARRAYS)}
+    arrays = jax.device_get(arrays)  # one transfer for the whole tree
+    members = {"manifest": np.frombuffer(json.dumps(manifest).encode(), np.uint8)}
+    members |= {f"tree/{name}": _storable(np.asarray(array)) for name, array in arrays.items()}
+
+    path = directory / f"checkpoint-{step:012d}.npz"
+    with atomic_write(path) as file:
+        _write(file, members)
+
+    # A file of a later step is of a future that did not happen: it was damaged, the run resumed before it.
+    for other in [*checkpoints(directory), *directory.glob(f"checkpoint-*.npz{ASIDE}")]:
+        if other not in (path, *before[-1:]):
+            other.unlink()
+    return path
+
+
+def set_aside(directory: Path, step: int) -> None:
+    """Files of later steps are damaged and would push out good ones: no checkpoints any more. The next `save` removes them."""
+    for path in checkpoints(directory):
+        if _step(path) > step:
+            path.rename(path.with_name(path.name + ASIDE))
+
+
+def load_latest(
+    directory: Path, like: Any = None, *, like_for: Callable[[dict[str, Any]], Any] | None = None
+) -> Checkpoint:
+    """The newest undamaged checkpoint; damaged ones on the way are warned about and noted.
+
+    `like` is a tree as a fresh start builds it; `like_for` makes it from the file's `meta`, where sizes depend on that. A
+    checkpoint that does not fit it is an error and is not passed over: the settings are wrong, and an older file would
+    not fit either.
+    """
+    notes: list[str] = []
+    for path in reversed(checkpoints(directory)):
+        try:
+            return load(path, like, like_for=like_for)._replace(notes=notes)
+        except Damaged as error:
+            notes.append(str(error))
+            log.warning("%s; trying the checkpoint before it", error)
+    if not notes:
+        raise FileNotFoundError(f"no checkpoint-*.npz in {directory}: nothing saved yet, start from the beginning")
+    raise CheckpointError("\n".join([f"no usable checkpoint in {directory}; start again elsewhere", *notes]))
+
+
+def load(path: Path, like: Any = None, *, like_for: Callable[[dict[str, Any]], Any] | None = None) -> Checkpoint:
+    """One checkpoint in the form of `like`: jax arrays where it has them, on the same devices, else numpy."""
+    manifest, arrays = _read(path)
+    if like_for is not None:
+        like = like_for(manifest["meta"])
+    leaves = _named_leaves(like)
+    saved, wanted = manifest["leaves"], {name: _describe(name, leaf) for name, leaf in leaves.items()}
+    if saved != wanted:
+        differences = [
+            f"  {name}: saved {saved.get(name, 'nothing')}, wanted {wanted.get(name, 'nothing')}"
+            for name in sorted(saved.keys() | wanted.keys())
+            if saved.get(name) != wanted.get(name)
+        ]
+        more = [f"  and {len(differences) - 20} more"] if len(differences) > 20 else []
+        problem = f"{path} does not fit this run; was it saved with other settings? Resume with those it began with"
+        raise CheckpointError("\n".join([problem, *differences[:20], *more]))
+    try:
+        restored = [_restore(name, leaf, manifest["scalars"], arrays) for name, leaf in leaves.items()]
+    except (KeyError, ValueError) as error:
+        raise Damaged(f"{path} contradicts its own manifest: {error!r}") from error
+    tree = jax.tree.unflatten(jax.tree.structure(like), restored)
+    return Checkpoint(manifest["step"], tree, manifest["meta"], path, notes=[])
+
+
+def checkpoints(directory: Path) -> list[Path]:
+    """The checkpoint files of a directory, damaged or not, by step."""
+    return sorted((path for path in directory.glob("checkpoint-*.npz") if _step(path) >= 0), key=_step)
+
+
+def _step(path: Path) -> int:
+    match = re.fullmatch(r"checkpoint-(\d+)\.npz", path.name)
+    return int(match[1]) if match else -1
+
+
+def _named_leaves(tree: Any) -> dict[str, Any]:
+    leaves: dict[str, Any] = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        if name in leaves:
+            raise ValueError(f"two leaves of the tree are called {name!r}; is there a dictionary key with a '/'?")
+        leaves[name] = leaf
+    return leaves
+
+
+def _is_key(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _key_data(leaf: Any) -> Any:
+    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
+
+
+def _describe(name: str, leaf: Any) -> str:
+    """A leaf in the manifest and in errors: `float32[256,10]`, `key<threefry2x32>[]`, `int`, `function`."""
+    if type(leaf) in SCALARS:
+        return type(leaf).__name__
+    if _is_key(leaf):
+        return f"key<{jax.random.key_impl(leaf)}>{list(leaf.shape)}"
+    if isinstance(leaf, ARRAYS) and not leaf.dtype.hasobject:
+        return f"{leaf.dtype}{list(leaf.shape)}"
+    if callable(leaf):
+        return "function"
+    raise TypeError(
+        f"leaf {name!r} is {leaf!r:.80} ({type(leaf).__name__}), which a checkpoint cannot hold; "
+        "make it an array, a Python scalar or a static field"
+    )
+
+
+def _storable(array: np.ndarray) -> np.ndarray:
+    """.npy knows numpy's own dtypes; bfloat16 and its kin (isbuiltin 2) go in as unsigned integers."""
+    return array.view(f"u{array.itemsize}") if array.dtype.isbuiltin == 2 else array
+
+
+def _restore(name: str, like: Any, scalars: dict[str, Any], arrays: dict[str, np.ndarray]) -> Any:
+    if type(like) in SCALARS:
+        return scalars[name]
+    if not isinstance(like, ARRAYS):
+        return like
+    data = _key_data(like)
+    array = arrays[f"tree/{name}"]
+    if data.dtype.isbuiltin == 2:
+        array = array.view(data.dtype)
+    if (array.dtype, array.shape) != (data.dtype, data.shape):
+        raise ValueError(f"{name} is {_describe(name, array)}, not {_describe(name, data)}")
+    if isinstance(like, np.generic):
+        return array[()]
+    if isinstance(like, np.ndarray):
+        return array
+    # Where it was uncommitted or weakly typed it has to be so again, or it compiles and promotes differently.
+    restored = jax.device_put(array, data.sharding if data.committed else None)
+    if data.weak_type:
+        restored = data.at[...].set(restored)
+    return jax.random.wrap_key_data(restored, impl=jax.random.key_impl(like)) if _is_key(like) else restored
+
+
+def _write(file: IO[bytes], members: dict[str, np.ndarray]) -> None:
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        archive.comment = b"0" * DIGEST_BYTES
+        for name, array in members.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
+    length = file.seek(0, os.SEEK_END) - DIGEST_BYTES
+    digest = _digest(file, length)
+    file.seek(length)
+    file.write(digest)
+
+
+def _digest(file: IO[bytes], length: int) -> bytes:
+    """sha256 of the first `length` bytes; leaves the file there."""
+    sha = hashlib.sha256()
+    file.seek(0)
+    while length > 0 and (block := file.read(min(length, 1 << 20))):
+        sha.update(block)
+        length -= len(block)
+    return sha.hexdigest().encode()
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    arrays = {}
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            if _digest(file, size - DIGEST_BYTES) != file.read():
+                raise ValueError(f"its {size} bytes do not match the sha256 at its end")
+            with zipfile.ZipFile(file) as archive:
+                for info in archive.infolist():
+                    if info.compress_type != zipfile.ZIP_STORED:  # else a small file could fill the memory
+                        raise ValueError(f"{info.filename} is compressed")
+                    with archive.open(info) as member:
+                        array = np.lib.format.read_array(member, allow_pickle=False)
+                    arrays[info.filename.removesuffix(".npy")] = array
+        manifest = json.loads(arrays["manifest"].tobytes())
+        if manifest["format"] == FORMAT:
+            parts = {"step": int, "meta": dict, "leaves": dict, "scalars": dict}
+            return {name: kind(manifest[name]) for name, kind in parts.items()}, arrays
+    except Exception as error:  # whatever a strange file makes the parsers raise, the one before may be whole
+        raise Damaged(f"{path} is damaged or half-written: {error}") from error
+    raise CheckpointError(f"{path} has format {manifest['format']}, wanted {FORMAT}; use the program that wrote it")

@@ -1,0 +1,93 @@
+"""What a result can depend on besides its settings: versions, commit, device. Also when a run is resumed with others."""
+
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sphere.storage.run_directory import write_json
+
+ENVIRONMENT = "environment.json"
+PACKAGES = ("sphere-rl", "jax", "jaxlib", "equinox", "optax", "numpy", "mujoco", "metaworld", "gymnasium")
+RESUMED = "resumed"
+
+
+def describe() -> dict[str, Any]:
+    """The environment of this process, for environment.json. Starts jax's backend."""
+    import jax  # only this function needs it, and it takes a second to import
+
+    devices = jax.devices()
+    return {
+        "python": platform.python_version(),
+        "versions": {name: version for name in PACKAGES if (version := _version(name))},
+        "git": _git(Path(__file__).resolve().parents[2]),
+        "device": {"kind": devices[0].device_kind, "platform": devices[0].platform, "count": len(devices)},
+        "matmul_precision": jax.config.jax_default_matmul_precision,  # type: ignore[attr-defined]
+        "x64": jax.config.jax_enable_x64,  # type: ignore[attr-defined]
+        "cpus": os.cpu_count(),
+        "platform": platform.platform(),
+    }
+
+
+def amended(recorded: Mapping[str, Any], step: int, now: Mapping[str, Any]) -> dict[str, Any]:
+    """A record's environment with what is different from `step` on, under "resumed" and the step.
+
+    What was noted of later steps goes: they are about to be written again, from step 0 on all of them.
+    """
+    if step == 0:
+        return dict(now)
+    first = {name: value for name, value in recorded.items() if name != RESUMED}
+    resumed = {at: change for at, change in recorded.get(RESUMED, {}).items() if int(at) < step}
+    latest = first.copy()
+    for change in resumed.values():
+        latest |= change
+    if change := {name: value for name, value in now.items() if latest.get(name) != value}:
+        resumed[str(step)] = change
+    return first | ({RESUMED: resumed} if resumed else {})
+
+
+def resume(directory: Path, step: int, now: Mapping[str, Any]) -> list[str]:
+    """Write down that a run goes on in this environment; which parts of it are others than before."""
+    path = directory / ENVIRONMENT
+    try:
+        recorded = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        recorded = {}  # lost or damaged: better today's than none
+    changed = amended(recorded, step, now)
+    if changed != recorded:
+        write_json(path, changed)
+    return list(changed.get(RESUMED, {}).get(str(step), {}))
+
+
+def devices(environment: Mapping[str, Any]) -> list[str]:
+    """The kinds of device that a run had, in order."""
+    changes = environment.get(RESUMED)
+    stages = [environment, *(changes.values() if isinstance(changes, Mapping) else ())]
+    found = [stage.get("device") for stage in stages if isinstance(stage, Mapping)]
+    return list(dict.fromkeys(str(one.get("kind")) for one in found if isinstance(one, Mapping)))
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _git(root: Path) -> dict[str, Any] | None:
+    """The commit of the checkout at `root`; None if it is none, or a folder inside somebody else's."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=20).stdout.strip()
+
+    try:
+        if Path(git("rev-parse", "--show-toplevel")) != root:
+            return None
+        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -1,0 +1,308 @@
+"""A fleet: all its runs between two iterations, and the steps that move them."""
+
+import dataclasses
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sphere.algos import ppo
+from sphere.envs.pool import MANY
+from sphere.envs.source import Episodes, Statistics
+from sphere.envs.turns import Turns
+from sphere.envs.worker import cores
+from sphere.storage import checkpoint
+from sphere.training.group import Examined, Group, Order, Report
+from sphere.training.measure import fixed_states
+from sphere.training.settings import Boundary, FleetConfig
+
+TOGETHER = 2
+"""Runs of a group where groups overlap. The fewer, the shorter their cores are idle while they learn; but an update of five
+runs takes only half as long again as that of one, so the GPU wants more than one."""
+
+AHEAD = 8
+"""Iterations that a group may have finished before the slowest one. Runs of one task differ by a quarter in what a step
+costs, and who waits leaves cores idle; but before a fleet can stop, all have to be level again."""
+
+
+def _joined(trees: list[Any]) -> Any:
+    """Trees of several groups as one: rows after rows."""
+    if len(trees) == 1:
+        return trees[0]
+    return jax.tree.map(lambda *leaves: (np if isinstance(leaves[0], np.ndarray) else jnp).concatenate(leaves), *trees)
+
+
+def _all_episodes(found: Sequence[Episodes], runs: Sequence[int]) -> Episodes:
+    """Those of several groups, which have so many runs each."""
+    first = np.cumsum([0, *runs[:-1]])
+    apart = [episodes._replace(run=episodes.run + at) for episodes, at in zip(found, first, strict=True)]
+    return Episodes(*(np.concatenate(column) for column in zip(*apart, strict=True)))
+
+
+def divided(config: FleetConfig) -> list[list[tuple[int, float]]]:
+    """The runs of each group."""
+    runs, wanted = config.runs, config.overlap
+    if wanted is None:
+        wanted = jax.default_backend() != "cpu" and cores() >= MANY
+    if not wanted or len(runs) == 1:
+        return [runs]
+    half = (len(runs) + 1) // 2
+    # Where all environments meet after every step, more processes than cores make them wait for each other.
+    size = half if config.normalise_observations else min(TOGETHER, half)
+    return [runs[i : i + size] for i in range(0, len(runs), size)]
+
+
+def workers_of_a_group(config: FleetConfig, groups: int) -> int | None:
+    if config.workers is not None or (groups == 1 and config.sharing == 1):
+        return config.workers
+    mine = max(1, cores() // config.sharing)
+    if groups == 1:
+        return mine if mine > 1 else 0  # on a single core a process beside the learner gains nothing
+    if groups == 2:
+        return max(1, mine // 2)
+    # Some group is always learning, so a quarter more than there are cores; none, if possible, with environments of two runs:
+    # two policies take half as long again as one.
+    share = -(-5 * mine // (4 * groups))
+    return max(1, share - share % TOGETHER)
+
+
+def places(workers: int | None) -> int:
+    """Groups that fill the cores."""
+    return -(-cores() // workers) if workers else 1
+
+
+class _Here:
+    """In place of a thread where there is one group only: the work is done when it is given."""
+
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future:
+        future: Future = Future()
+        try:
+            future.set_result(function(*arguments))
+        except Exception as error:  # is told when the result is asked for, after what came before it
+            future.set_exception(error)
+        return future
+
+    def shutdown(self, wait: bool, cancel_futures: bool = False) -> None:
+        pass
+
+
+def _threads(groups: int) -> list[ThreadPoolExecutor | _Here]:
+    if groups == 1:
+        return [_Here()]
+    if jax.default_backend() == "cpu":
+        # Programs of several threads that wait for parts of themselves can fill XLA's pool, and then none goes on. There
+        # would be little to gain: the cores are the device.
+        return [ThreadPoolExecutor(1)] * groups
+    return [ThreadPoolExecutor(1) for _ in range(groups)]
+
+
+class Fleet:
+    """The state of a fleet between iterations, and the steps that move it.
+
+    Its runs are one group, or several with a thread each, of which some collect or are examined while another learns (on a
+    CPU, in turns): that changes no run's numbers.
+    """
+
+    def __init__(self, config: FleetConfig, directory: Path):
+        self.config, self.directory = config, directory
+        # Without any rho the penalty is left out of the program: faster, and the same numbers.
+        self.program = config.ppo if any(config.rho) else dataclasses.replace(config.ppo, penalty=None)
+        self.run_seeds = [seed for seed, _ in config.runs]
+        self.groups: list[Group] = []
+        self.task_index = self.iteration = self.total_iterations = self.begun = 0
+        self.queue: deque[tuple[Order, list[Future]]] = deque()  # iterations that were begun and not asked for yet
+        self.threads: list[ThreadPoolExecutor | _Here] = []
+        try:
+            parts = divided(config)
+            self.threads = _threads(len(parts))
+            workers = workers_of_a_group(config, len(parts))
+            turns = Turns(places(workers))
+            for runs in parts:
+                self.groups.append(Group(config, self.program, runs, workers, turns))
+            self.heldout = fixed_states(config, self.groups[0].obs_size)
+            for group in self.groups:
+                group.heldout = self.heldout
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        for thread in self.threads:  # all are told before any is waited for: none begins another iteration
+            thread.shutdown(wait=False, cancel_futures=True)
+        for thread in self.threads:
+            thread.shutdown(wait=True)
+        for group in self.groups:
+            group.close()
+
+    @property
+    def task(self) -> str:
+        return self.config.tasks[self.task_index]
+
+    @property
+    def steps(self) -> int:
+        """Environment steps of each run so far."""
+        return self.total_iterations * self.config.iteration_steps
+
+    @property
+    def finished(self) -> bool:
+        return self.total_iterations == self.config.iterations_per_task * len(self.config.tasks)
+
+    @property
+    def state(self) -> ppo.PPOState:
+        """Of all runs."""
+        return _joined([group.state for group in self.groups])
+
+    @property
+    def actor(self) -> ppo.GaussianActor:
+        """Of all runs, the networks as they act."""
+        return _joined([group.actor for group in self.groups])
+
+    @property
+    def statistics(self) -> Statistics | None:
+        """Of all runs."""
+        kept = [group.collector.statistics for group in self.groups]
+        found = [statistics.state() for statistics in kept if statistics is not None]
+        return Statistics(**_joined(found)) if found else None
+
+    def begin_task(self) -> None:
+        """The first one; into others each group goes by itself."""
+        for group in self.groups:
+            group.enter(self.task, None)
+
+    def advance(self, ahead: int = 0) -> tuple[Order, Report]:
+        """One iteration of every run, with all that is due after it. `ahead`: whoever is done with it may begin so many more
+        (within limits), and these must be asked for before anything else is: `queue` has them. With 0, those that nobody has
+        begun yet are taken back."""
+        try:
+            return self._advance(ahead)
+        except jax.errors.JaxRuntimeError as error:
+            # seen before ppo.EXACT kept products to whole arrays
+            if self.program.deterministic and "cublas" in str(error).lower():
+                raise RuntimeError(
+                    "this GPU has no kernel by rule for a product of this size; let it choose by timing: "
+                    "--ppo.no-deterministic (a resumed run may then differ from an undisturbed one in its last bits), "
+                    f"or train several seeds at once. It said: {error}"
+                ) from error
+            raise
+
+    def _advance(self, ahead: int) -> tuple[Order, Report]:
+        if not self.queue:
+            self._begin_iteration()
+        order, begun = self.queue.popleft()
+        while len(self.queue) < min(ahead, self._lead()):
+            self._begin_iteration()
+        if not ahead:
+            self._take_back()
+        reports: list[Report] = [future.result() for future in begun]
+        self.iteration += 1
+        self.total_iterations += 1
+        if order.then is not None:
+            self.task_index, self.iteration = self.task_index + 1, 0
+        return order, self._one(reports)
+
+    def _one(self, reports: list[Report]) -> Report:
+        """Of all groups."""
+        metrics, episodes, examined, reviewed, trees = zip(*reports, strict=True)
+        return Report(
+            _joined(jax.device_get(list(metrics))),
+            _all_episodes(episodes, self._runs()),
+            None
+            if None in examined
+            else Examined(
+                _all_episodes([one.episodes for one in examined], self._runs()),
+                [values for one in examined for values in one.diagnostics],
+            ),
+            tuple(_all_episodes(found, self._runs()) for found in zip(*reviewed, strict=False)),
+            None if None in trees else _joined(list(trees)),
+        )
+
+    def _lead(self) -> int:
+        if len(self.groups) == 1:
+            return 0  # it would only be late with its news
+        return AHEAD if len(set(map(id, self.threads))) > 1 else 1
+
+    def _runs(self) -> list[int]:
+        return [len(group.seeds) for group in self.groups]
+
+    def _begin_iteration(self) -> None:
+        number = self.begun = max(self.begun, self.total_iterations) + 1
+        order = self._order(number)
+        self.queue.append((order, self._submit(Group.advance, order)))
+
+    def _order(self, number: int) -> Order:
+        """What the fleet's iteration of that number (from 1) is to do."""
+        config = self.config
+        index, within = divmod(number - 1, config.iterations_per_task)
+        within, following = within + 1, config.tasks[index + 1 : index + 2]
+        last = within == config.iterations_per_task
+        return Order(
+            number - 1,
+            index,
+            within / config.iterations_per_task,
+            examine=within in config.evaluations(),
+            review=config.reviewed(index) if last else (),
+            then=following[0] if last and following else None,
+            capture=last or within % config.checkpoint_every == 0,
+        )
+
+    def _take_back(self) -> None:
+        while self.queue:
+            order, futures = self.queue[-1]
+            taken = [future.cancel() for future in futures]
+            if not all(taken):  # somebody has begun it, so the others have to follow
+                for i in np.flatnonzero(taken):
+                    futures[i] = self.threads[i].submit(Group.advance, self.groups[i], order)
+                return
+            self.queue.pop()
+            self.begun -= 1
+
+    def _submit(self, work: Callable[..., Any], *arguments: Any) -> list[Future]:
+        return [thread.submit(work, group, *arguments) for group, thread in zip(self.groups, self.threads, strict=True)]
+
+    def each(self, work: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """A method of `Group`, in all groups at the same time; the fleet must be at rest."""
+        return [future.result() for future in self._submit(work, *arguments)]
+
+    def evaluate(self, task: str) -> Episodes:
+        return _all_episodes(self.each(Group.evaluate, task), self._runs())
+
+    # Checkpoints -----------------------------------------------------------------------------------------------------
+
+    def tree(self) -> dict[str, Any]:
+        return _joined([group.tree() for group in self.groups])
+
+    def counters(self) -> dict[str, int]:
+        return {
+            "task_index": self.task_index,
+            "iteration": self.iteration,
+            "total_iterations": self.total_iterations,
+        }
+
+    def resume(self) -> checkpoint.Checkpoint:
+        """Go on from the newest good checkpoint of the directory."""
+        saved = checkpoint.load_latest(self.directory, like_for=self._at)
+        first, runs = 0, len(self.run_seeds)
+        for group in self.groups:
+            last = first + len(group.seeds)
+
+            def mine(leaf: np.ndarray, first: int = first, last: int = last) -> np.ndarray:
+                rows = len(leaf) // runs  # one for each run, or one for each of its environments
+                return leaf[first * rows : last * rows]
+
+            group.restore(jax.tree.map(mine, saved.tree))
+            first = last
+        return saved
+
+    def _at(self, meta: dict[str, Any]) -> dict[str, Any]:
+        """A tree of the sizes of that moment: simulators of different tasks have states of different sizes."""
+        for name, value in meta["counters"].items():
+            setattr(self, name, value)
+        keep_all = Boundary(**{field.name: True for field in dataclasses.fields(Boundary)})
+        for group in self.groups:
+            group.enter(self.task, keep_all if self.task_index else None)
+        return self.tree()
