@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import tyro
 
 import sphere
-from sphere.errors import UserError, nearest
+from sphere.errors import UserError, unknown
 from sphere.training.settings import FleetConfig
 
 USAGE = """usage: sphere COMMAND ...
@@ -134,7 +134,7 @@ def verify(arguments: list[str]) -> None:
         print(checks_usage)
         return
     if arguments[0] not in CHECKS:
-        raise nearest("check", arguments[0], list(CHECKS))
+        raise unknown("check", arguments[0], list(CHECKS))
     if not CHECKS[arguments[0]](arguments[1:]):
         sys.exit(1)
 
@@ -158,7 +158,7 @@ def heldout(arguments: list[str]) -> None:
 
     options = tyro.cli(Heldout, prog="sphere heldout", args=arguments)
     if options.suite not in RECIPES:
-        raise nearest("recipe for held-out states of", options.suite, list(RECIPES))
+        raise unknown("recipe for held-out states of", options.suite, list(RECIPES))
     if options.states < 1:  # before hours of training
         raise UserError(f"--states {options.states}; want at least 1, the shipped batches have 512")
     work = options.work or Path("runs") / f"heldout-{options.suite}"
@@ -189,7 +189,7 @@ def assets(arguments: list[str]) -> None:
 
     options = tyro.cli(Assets, prog="sphere assets", args=arguments)
     if options.suite not in files.COLLECTIONS:
-        raise nearest("suite with files to get", options.suite, list(files.COLLECTIONS))
+        raise unknown("suite with files to get", options.suite, list(files.COLLECTIONS))
     print(f"installed in {files.install(options.suite, options.source, say=print)}")
 
 
@@ -225,7 +225,7 @@ def bench(arguments: list[str]) -> None:
         print(f"usage: sphere bench NAME ...; there are {', '.join(known)}")
         return
     if arguments[0] not in known:
-        raise nearest("benchmark", arguments[0], known)
+        raise unknown("benchmark", arguments[0], known)
     sys.path.insert(0, str(root))
     sys.argv = [f"sphere bench {arguments[0]}", *arguments[1:]]
     # imported, not run as __main__: worker processes look its functions up by name
@@ -270,7 +270,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     try:
         if arguments[0] not in COMMANDS:
-            raise nearest("command", arguments[0], list(COMMANDS))
+            raise unknown("command", arguments[0], list(COMMANDS))
         COMMANDS[arguments[0]](arguments[1:])
     except BrokenPipeError:
         raise

@@ -32,7 +32,7 @@ def film(config: FleetConfig, directory: Path, run: str, task: str, seed: int, o
         raise RuntimeError("a film needs a package more: pip install imageio") from error
     names = [run_name(*one) for one in config.runs]
     if run and run not in names:
-        raise envs.unknown("run", run, names)
+        raise unknown("run", run, names)
     row = names.index(run) if run else 0
     actor, statistics, current = _policy(config, directory, row)
     wanted = task or current

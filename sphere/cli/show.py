@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from sphere import envs
-from sphere.errors import nearest
+from sphere.errors import unknown
 from sphere.storage import run_directory
 from sphere.training.fleet import Fleet
 from sphere.training.progress import plural
@@ -55,7 +55,7 @@ def evaluate_table(config: FleetConfig, directory: Path, episodes: int, tasks: t
     wanted = [task if "/" in task else f"{suite}/{task}" for task in tasks]
     known = [f"{suite}/{task}" for task in envs.tasks(suite)]
     if strange := [task for task in wanted if task not in known]:
-        raise nearest("task", strange[0], known)
+        raise unknown("task", strange[0], known)
     config = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, episodes=episodes))
     fleet = Fleet(config, directory)
     try:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from sphere.errors import UserError, nearest
+from sphere.errors import UserError, unknown
 from sphere.training.settings import FleetConfig
 
 
@@ -122,7 +122,7 @@ def train(arguments: list[str]) -> None:
     for task in parsed.fleet.tasks:
         known = [f"{task.split('/')[0]}/{one}" for one in envs.tasks(task.split("/")[0])]
         if task not in known:
-            raise nearest("task", task, known)
+            raise unknown("task", task, known)
     if parsed.out == Path():
         raise UserError("--out is empty or the current directory; name one for the records, as runs/first")
     out = parsed.out or Path("runs") / "-".join(word for word in (name, actor, method) if word)

@@ -15,7 +15,8 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from sphere.envs import assets, unknown
+from sphere.envs import assets
+from sphere.errors import unknown
 from sphere.envs import humanoidbench_rewards as rewards
 from sphere.envs.batch import State
 from sphere.envs.humanoidbench_rewards import Measured

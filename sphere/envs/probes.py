@@ -20,7 +20,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from sphere.envs import unknown
+from sphere.errors import unknown
 from sphere.envs.batch import State
 
 LENGTH = 5

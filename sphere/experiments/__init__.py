@@ -6,7 +6,7 @@ A file's name with - for _ is the experiment's name. It holds `experiment`, an `
 import importlib
 import pkgutil
 
-from sphere.errors import nearest
+from sphere.errors import unknown
 from sphere.experiments.experiment import Experiment
 
 SHARED = ("cells", "experiment", "method_tables", "networks", "output", "tables")
@@ -15,5 +15,5 @@ NAMES = sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(
 
 def find(name: str) -> Experiment:
     if name not in NAMES:
-        raise nearest("experiment", name, NAMES)
+        raise unknown("experiment", name, NAMES)
     return importlib.import_module(f"{__name__}.{name.replace('-', '_')}").experiment

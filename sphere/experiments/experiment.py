@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from sphere.errors import nearest
+from sphere.errors import unknown
 from sphere.experiments.cells import SEEDS, Cell, Scale, apart, at_scale, identity, identity_of
 from sphere.launch.schedule import Schedule, same_run, schedule, singles
 from sphere.report.load import load
@@ -77,7 +77,7 @@ class Experiment:
         known = dict.fromkeys(cell.label for cell in self.cells())
         for label in labels:
             if label not in known:
-                raise nearest("method of this experiment", label, known)
+                raise unknown("method of this experiment", label, known)
         return dataclasses.replace(self, cells=lambda: [cell for cell in self.cells() if cell.label in labels])
 
     def runs(self, scale: Scale, seeds: Sequence[int] | None = None) -> list[Cell]:
