@@ -4,7 +4,8 @@ import dataclasses
 from typing import Any, get_args, get_type_hints
 
 from sphere import envs
-from sphere.methods import Mitigations, Parseval
+from sphere.algos.state import Mitigations
+from sphere.methods import Parseval
 from sphere.methods.method import Method
 from sphere.nets import widened
 from sphere.nets.build import Kind

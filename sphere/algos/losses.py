@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Integer, PRNGKeyArray
 
 from sphere.algos.optimiser import clipped_adam
 from sphere.algos.state import Batch, Hyper, Metrics, PPOConfig, PPOState, effective
-from sphere.methods.method import ROLES, Look, Role, Step, Term, Weights, overrides
+from sphere.methods.method import Look, Role, Step, Term, Weights, overrides
 from sphere.nets import GaussianActor, Trace, Value
 from sphere.penalty import Penalised
 
@@ -18,7 +18,7 @@ LARGEST_LOG_RATIO = 20.0
 """Of a new policy to the one that acted. A sample with a negative advantage has no bound by itself: where the policy runs
 away from it, exp overflows, and one infinity makes all parameters NaN. Beyond this (5e8) it has a loss and no gradient."""
 
-AS_IT_IS: dict[Role, Callable[[Any], Any]] = {role: lambda net: net for role in ROLES}
+AS_IT_IS: dict[Role, Callable[[Any], Any]] = {role: lambda net: net for role in ("actor", "critic")}
 
 
 class Scene(NamedTuple):
@@ -175,9 +175,9 @@ def renewed(
     for i, method in enumerate(config.methods):
         step = Step(
             before={"actor": before.actor, "critic": before.critic},
-            trace={role: sides[role].trace for role in ROLES},
-            policy_loss=sides["actor"].facts.policy_loss,
-            terms={role: sides[role].terms for role in ROLES},
+            trace={role: side.trace for role, side in sides.items()},
+            loss={"actor": sides["actor"].facts.policy_loss, "critic": sides["critic"].facts},
+            terms={role: side.terms for role, side in sides.items()},
             rate_fraction=rate_fraction,
             steps=jnp.asarray(scene.steps, jnp.int32),
             key=jax.random.fold_in(key, i),

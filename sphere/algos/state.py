@@ -13,7 +13,18 @@ import optax
 from jaxtyping import Array, Bool, Float, Integer
 
 from sphere.errors import in_range
-from sphere.methods import Method, Mitigations, Sphere
+from sphere.methods import (
+    CBP,
+    CChain,
+    LayerNorm,
+    LoadBalance,
+    Method,
+    Parseval,
+    ReDo,
+    SpectralNorm,
+    SpectralReg,
+    Sphere,
+)
 from sphere.methods.method import Role, overrides
 from sphere.nets import GaussianActor, NetConfig, Value, build
 from sphere.variants import PenaltyConfig
@@ -29,6 +40,24 @@ BOUNDS = {
     **dict.fromkeys(("gamma", "gae_lambda", "anneal"), (0, 1)),
     **dict.fromkeys(("clip", "learning_rate", "final_learning_rate", "target_kl", "adam_eps"), (0, None)),
 }
+
+
+@dataclass(frozen=True)
+class Mitigations:
+    """The methods of a program beside SPHERE, each with its settings; None: not used."""
+
+    layernorm: LayerNorm | None = None
+    spectral_norm: SpectralNorm | None = None
+    c_chain: CChain | None = None
+    cbp: CBP | None = None
+    parseval: Parseval | None = None
+    redo: ReDo | None = None
+    spectral_reg: SpectralReg | None = None
+    load_balance: LoadBalance | None = None
+
+    def chosen(self) -> tuple[Method, ...]:
+        every = (getattr(self, field.name) for field in dataclasses.fields(self))
+        return tuple(method for method in every if method is not None)
 
 
 @dataclass(frozen=True)
@@ -89,12 +118,12 @@ class PPOConfig:
         if len(balancing) > 1:
             raise ValueError(f"{' and '.join(balancing)} both weigh their loss by gradients; choose one")
         for method in self.methods:
-            method.check(self.actor, self.critic)
+            method.check({"actor": self.actor, "critic": self.critic})
 
     @property
     def methods(self) -> tuple[Method, ...]:
         """All that keeps this program's networks plastic, SPHERE first."""
-        return (*([] if self.penalty is None else [Sphere(self.penalty)]), *self.mitigations.chosen())
+        return (*([] if self.penalty is None else [Sphere(**vars(self.penalty))]), *self.mitigations.chosen())
 
 
 class Hyper(NamedTuple):
