@@ -19,9 +19,9 @@ import numpy as np
 from benchmarks.timing import count, device
 from benchmarks.update import ON_CPU, best, experience, fresh, settings
 from sphere.algos import ppo
-from sphere.algos.state import init_methods
+from sphere.algos.state import Mitigations, init_methods
 from sphere.choices import method_names, with_method
-from sphere.methods import CBP, Mitigations, ReDo
+from sphere.methods import CBP, ReDo
 from sphere.training.settings import FleetConfig
 
 RHO = 0.1

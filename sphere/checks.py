@@ -23,10 +23,10 @@ Check = Callable[[str, Any], Any]
 
 
 def checked(
-    *agreements: Callable[[Mapping[str, Any]], None], **checks: Check
+    *agreements: Callable[[Mapping[str, Any]], Mapping[str, Any] | None], **checks: Check
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Passes the named arguments through their checks, which raise or return the argument as a jax array,
-    and then all arguments together to the agreements, which raise or do nothing."""
+    and then all arguments together to the agreements, which raise, or return those that they change, or do nothing."""
 
     def wrap(function: Callable[P, R]) -> Callable[P, R]:
         signature = inspect.signature(function)
@@ -37,7 +37,7 @@ def checked(
             for name, check in checks.items():
                 bound.arguments[name] = check(name, bound.arguments[name])
             for agreement in agreements:
-                agreement(bound.arguments)
+                bound.arguments.update(agreement(bound.arguments) or {})
             return function(*bound.args, **bound.kwargs)
 
         return call
@@ -63,7 +63,7 @@ def finite(name: str, value: Any, dimensions: int) -> Array:
     value = value if hasattr(value, "dtype") else np.asarray(value)
     shape, dtype = value.shape, jnp.result_type(value)
     if len(shape) != dimensions:
-        wanted = ("a number", "a vector", "one matrix", "three dimensions")[dimensions]
+        wanted = ("a number", "a vector", "one matrix")[dimensions] if dimensions < 3 else f"{dimensions} dimensions"
         raise ValueError(f"{name} has shape {shape}, wanted {wanted}; for a batch use jax.vmap, else reshape it")
     if 0 in shape:
         raise ValueError(f"{name} is empty, its shape is {shape}, wanted at least one entry; leave it out instead")

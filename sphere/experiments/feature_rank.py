@@ -12,7 +12,7 @@ NOTE = "One point per batch of rollout states of one checkpoint, the first seed 
 
 
 def ranks(actor, states):
-    return feature_rank(actor.trunk(states)[1]), ntk.effective_rank(actor, states)
+    return feature_rank(actor.trunk(states)[1].mixtures[-1]), ntk.effective_rank(actor, states)
 
 
 def results(found: Found) -> Results:

@@ -48,7 +48,7 @@ def results(found: Found) -> Results:
     for label, one in first_snapshots(found, PAIR).items():
         states = jnp.asarray(one.rollout[:: len(one.rollout) // size][:size])
         with jax.default_matmul_precision("highest"):  # TF32 would lift the floor of the spectra
-            gate, expert = jax.jit(ntk.blocks)(one.actor, states)
+            gate, expert = jax.jit(ntk.blocks)(one.actor, states)[:2]  # nothing is shared in these actors
             cosines[label] = float(block_cosine(gate, expert))
             bound = gate_expert_decoupling(gate, expert, 2 * len(gate))
         sizes = [parameter_count(part) for part in (one.actor.trunk.router, one.actor.trunk.experts)]

@@ -23,7 +23,7 @@ DIRECTIONS = 32
 def curvatures(actor, states):
     """q_GN and q_KFAC of some directions of norm one, the same in every batch."""
     trace = actor.trunk(states)[1]
-    met = used(trace).reshape(-1, 1)
+    met = used(trace.mixtures[-1]).reshape(-1, 1)
     # a token that is none has zeros for rows, and its part in the means is taken out again
     features = jnp.where(met, trace.layers[-1].input.reshape(len(met), -1), 0)
     signals = jnp.where(met, output_signals(actor.trunk, states)[-1].reshape(len(met), -1), 0)

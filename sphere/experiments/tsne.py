@@ -32,7 +32,9 @@ def cells() -> list[Cell]:
 
 
 def features(one) -> np.ndarray:
-    blocks = jax.jit(lambda trunk, states: feature_blocks(trunk(states)[1]))(one.actor.trunk, jnp.asarray(one.heldout))
+    blocks = jax.jit(lambda trunk, states: feature_blocks(trunk(states)[1].mixtures[-1]))(
+        one.actor.trunk, jnp.asarray(one.heldout)
+    )
     return np.asarray(blocks).reshape(len(one.heldout), -1)
 
 

@@ -4,7 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sphere.methods.method import Method, Role, placed
+from sphere.methods.method import Method, Role
 from sphere.nets import NetConfig
 from sphere.variants import Placement
 
@@ -14,8 +14,9 @@ class LayerNorm(Method):
     """LayerNorm in the hidden layers."""
 
     name: ClassVar[str] = "layernorm"
+    label: ClassVar[str] = "LN"
 
     placement: Placement = "actor"
 
     def network(self, role: Role, config: NetConfig) -> NetConfig:
-        return dataclasses.replace(config, layer_norm=True) if role in placed(self.placement) else config
+        return dataclasses.replace(config, layer_norm=True) if self.acts_on(role) else config

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from sphere.nets.mlp import turned
+from sphere.nets.mlp import transpose_kernel
 
 
 class Dispatch(NamedTuple):
@@ -90,7 +90,7 @@ def grouped(expert: Int[Array, "n slots"], num_experts: int, max_tokens: int) ->
 
     def copies(leaf: Array) -> Array:
         # in the order in which gradients arise: no compiler moves a transposition through the sum over copies
-        each = jax.vmap(turned)
+        each = jax.vmap(transpose_kernel)
         return each(each(leaf).at[block_expert].get(indices_are_sorted=True))
 
     def parameters(experts: Any) -> Any:

@@ -29,7 +29,7 @@ def _rank(net: Any, states: jax.Array) -> jax.Array:
 @partial(jax.jit, compiler_options=EXACT)
 @jax.vmap
 def _loads(net: Any, states: jax.Array) -> jax.Array:
-    return expert_load(getattr(net, "trunk", net)(states)[1])
+    return expert_load(getattr(net, "trunk", net)(states)[1].mixtures[-1])
 
 
 @partial(jax.jit, compiler_options=EXACT)
