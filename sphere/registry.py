@@ -1,7 +1,7 @@
 """What can be plugged in, by name: learners, sources, methods, suites and presets, ours and those from outside the package.
 
-A name stands for a class, or for "module:attribute" of one that is imported when it is asked for. A module from outside adds its
-own when it is imported:
+A name stands for a class, or for "module:attribute" of one that is imported when it is asked for. A module from outside
+adds its own when it is imported:
 
     import sphere
 
@@ -9,8 +9,8 @@ own when it is imported:
     sphere.register_suite("maze", Maze)
     sphere.register_learner(MyLearner)
 
-It is named on the command line (`--plugin mymodule`), or found as an entry point of the group `sphere.plugins`. Runs record the
-modules that they need, so that they are found again.
+It is named on the command line (`--plugin mymodule`), or found as an entry point of the group `sphere.plugins`. Runs
+record the modules that they need, so that they are found again.
 """
 
 import importlib

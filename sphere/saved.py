@@ -1,8 +1,8 @@
 """Trained policies from their directories, without a simulator.
 
-    policy = sphere.load("runs/first/rho0.1-seed0")
-    action = policy.act(obs)
-    outcome = policy.evaluate("metaworld/push", episodes=10)
+policy = sphere.load("runs/first/rho0.1-seed0")
+action = policy.act(obs)
+outcome = policy.evaluate("metaworld/push", episodes=10)
 """
 
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ from sphere.algos.source import Outcomes, Source
 from sphere.errors import UserError, unknown
 from sphere.storage import checkpoint
 from sphere.storage.fleet_directory import read_fleet
-from sphere.training.fleet import KEEP_ALL
-from sphere.training.settings import FleetConfig, Run, from_json
+from sphere.training.fleet import KEEP_ALL, program_of
+from sphere.training.settings import FleetConfig, from_json
 
 EVALUATED = 2**31
 """Rollouts of a loaded policy draw noise under numbers that training does not reach."""
@@ -109,13 +109,6 @@ class SavedFleet:
             source.close()
             raise
         return source
-
-
-def program_of(config: FleetConfig) -> tuple[Learner, np.ndarray, dict[str, np.ndarray]]:
-    """What a fleet's program is made for: the learner without unused methods, seeds, and numbers by run."""
-    runs: list[Run] = config.runs
-    numbers = {name: np.array([run.numbers[name] for run in runs], np.float32) for name in runs[0].numbers}
-    return rows.program(config.learner, numbers), np.array([run.seed for run in runs], np.uint32), numbers
 
 
 @dataclass(frozen=True)

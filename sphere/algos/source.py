@@ -1,8 +1,8 @@
 """What a source is: it gives data to a learner and says how well a policy does.
 
-Environments in worker processes are one (`sphere.envs.source`); simulators on a GPU, data sets and streams of labelled batches are
-others. A source serves the runs of one group, all at once, and keeps what belongs to its side: simulator states, running
-statistics of the observations, counters.
+Environments in worker processes are one (`sphere.envs.source`); simulators on a GPU, data sets and streams of labelled
+batches are others. A source serves the runs of one group, all at once, and keeps what belongs to its side: simulator
+states, running statistics of the observations, counters.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,10 @@ class Outcomes(NamedTuple):
         """Of each run; NaN where it has none."""
         mine = [self.run == run for run in range(runs)]
         return [
-            {name: float(np.mean(column[rows])) if rows.any() else float("nan") for name, column in self.columns.items()}
+            {
+                name: float(np.mean(column[rows])) if rows.any() else float("nan")
+                for name, column in self.columns.items()
+            }
             for rows in mine
         ]
 
@@ -105,9 +108,7 @@ class SourceSettings(Protocol):
     def seen(self, saved: dict[str, Any], obs: np.ndarray) -> np.ndarray:
         """Observations [run, n, ...] as networks read them; `saved`: the state of a source."""
 
-    def evaluate(
-        self, policy: Any, task: str, seeds: list[int], episodes: int, saved: dict[str, Any]
-    ) -> Outcomes:
+    def evaluate(self, policy: Any, task: str, seeds: list[int], episodes: int, saved: dict[str, Any]) -> Outcomes:
         """How well saved policies do, without a source of their own."""
 
     def columns(self, suite: str) -> tuple[str, ...]:

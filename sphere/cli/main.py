@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib
-import json
 import os
 import sys
 from collections.abc import Callable
@@ -39,7 +38,8 @@ CLOSED = 141  # and of one whose reader left
 
 
 def _fleet(directory: Path) -> FleetConfig:
-    from sphere.training.settings import rebuild
+    from sphere.storage.fleet_directory import read_fleet
+    from sphere.training.settings import from_json
 
     path = directory / "fleet.json"
     if not path.exists():
@@ -56,11 +56,8 @@ def _fleet(directory: Path) -> FleetConfig:
             )
         raise UserError(f"{directory} holds no fleet (no fleet.json); name the directory that sphere train wrote")
     try:
-        written = json.loads(path.read_text())
-        if not isinstance(written, dict) or not written.get("tasks"):
-            raise ValueError("these are not the settings of a fleet")
-        return rebuild(FleetConfig, written)
-    except (ValueError, TypeError, AttributeError) as error:
+        return from_json(read_fleet(directory)["settings"])
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise UserError(f"{path} cannot be read: {error}") from None
 
 
@@ -80,9 +77,11 @@ def resume(arguments: list[str]) -> None:
     from sphere.training.loop import train as run
 
     options = tyro.cli(Resume, prog="sphere resume", args=arguments)
-    asked = {"workers": options.workers, "sharing": options.sharing}
-    changes: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
-    config = dataclasses.replace(_fleet(options.directory), **changes)
+    config = _fleet(options.directory)
+    if options.workers is not None:
+        config = dataclasses.replace(config, source=dataclasses.replace(config.source, workers=options.workers))
+    if options.sharing is not None:
+        config = dataclasses.replace(config, sharing=options.sharing)
     run(config, options.directory, resume=True, quiet=options.quiet)
 
 

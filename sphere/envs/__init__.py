@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Batch", "Suite", "make", "suite", "tasks"]
 
+
 def make(
     name: str,
     num_envs: int = 1,

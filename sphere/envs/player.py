@@ -100,9 +100,7 @@ def steps_by_learner(
     return log, finished
 
 
-def episodes_by_learner(
-    policy: Any, pool: Pool, raw: np.ndarray, statistics: Statistics | None
-) -> Iterator[Finished]:
+def episodes_by_learner(policy: Any, pool: Pool, raw: np.ndarray, statistics: Statistics | None) -> Iterator[Finished]:
     """As many steps as an episode can have, with every action chosen here."""
     for _ in range(pool.horizon):
         obs = seen(raw.reshape(pool.num_runs, -1, raw.shape[-1]), statistics)

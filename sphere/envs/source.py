@@ -71,9 +71,7 @@ class Environments:
         """Observations [run, n, obs] as networks read them, by what a source had saved."""
         return seen(obs, Statistics(**saved["statistics"]) if saved.get("statistics") else None)
 
-    def evaluate(
-        self, policy: Any, task: str, seeds: list[int], episodes: int, saved: dict[str, Any]
-    ) -> Outcomes:
+    def evaluate(self, policy: Any, task: str, seeds: list[int], episodes: int, saved: dict[str, Any]) -> Outcomes:
         """Deterministic episodes of saved policies (with a run axis), the same as in training."""
         statistics = Statistics(**saved["statistics"]) if saved.get("statistics") else None
         with envs.make(task, episodes, seeds, self.workers, **self.of_suite()) as pool:
@@ -160,9 +158,7 @@ class EnvironmentSource:
         self.online = np.zeros((self.runs, count, size), np.float32)
 
     def _pool(self, num_envs: int) -> Pool:
-        return envs.make(
-            self.wanted.tasks[0], num_envs, self.run_seeds, self.workers, **self.settings.of_suite()
-        )
+        return envs.make(self.wanted.tasks[0], num_envs, self.run_seeds, self.workers, **self.settings.of_suite())
 
     def _no_statistics(self) -> Statistics | None:
         size = self.spec.observation[0]

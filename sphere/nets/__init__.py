@@ -1,6 +1,6 @@
 """Networks as values: `net(x, taps=None) -> (output, trace)`. See `trace.py` for taps and traces."""
 
-from sphere.nets.build import NetConfig, build, parameter_count, widened
+from sphere.nets.build import NetConfig, build, parameter_count, widened, with_temperature
 from sphere.nets.heads import Gaussian, GaussianActor, Trunk, TwinQ, Value
 from sphere.nets.mlp import MLP, LayerNorm, Linear
 from sphere.nets.moe import MoE, with_compute
@@ -45,6 +45,7 @@ __all__ = [
     "traces_of",
     "trunks_of",
     "widened",
+    "with_temperature",
     "with_compute",
     "zero_taps",
 ]

@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from sphere.nets.trace import Trace
@@ -65,6 +66,14 @@ class GaussianActor(eqx.Module):
     def __call__(self, x: Float[Array, "n *input"], taps: tuple[Array, ...] | None = None) -> tuple[Gaussian, Trace]:
         mean, trace = self.trunk(x, taps)
         return Gaussian(mean, self.log_std), trace
+
+    def act(self, x: Float[Array, "n *input"]) -> Float[Array, "n act"]:
+        """What is done in evaluation, and to which training adds noise."""
+        return self(x)[0].mean
+
+    def spread(self) -> Float[np.ndarray, "*run act"]:
+        """The deviation of that noise, on the host."""
+        return np.exp(np.asarray(self.log_std))
 
 
 class Value(eqx.Module):

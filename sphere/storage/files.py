@@ -1,7 +1,7 @@
 """Files as everything here writes them: whole or not at all, by one process at a time, as strict JSON.
 
-JSON has no NaN and no infinity. They are written as the strings "nan", "inf" and "-inf", not as null: a loss that overflowed and
-one that was 0/0 are different faults. The readers turn them back into floats.
+JSON has no NaN and no infinity. They are written as the strings "nan", "inf" and "-inf", not as null: a loss that
+overflowed and one that was 0/0 are different faults. The readers turn them back into floats.
 """
 
 import dataclasses

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from sphere.algos.labels import label
-from sphere.storage.fleet_directory import RunRecord
 from sphere.storage.files import FORMAT, plain
+from sphere.storage.fleet_directory import RunRecord
 from sphere.training.settings import FleetConfig, Run, to_json
 
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sphere.algos.fleet import program
+from sphere.algos.learner import Learner
 from sphere.algos.source import Outcomes, Source
 from sphere.storage import checkpoint
 from sphere.training.group import Evaluated, Group, Order, Report
@@ -22,6 +23,13 @@ AHEAD = 8
 costs, and who waits leaves cores idle; but before a fleet can stop, all have to be level again."""
 
 KEEP_ALL = Boundary(parameters=True, optimiser=True, learning_rate=True, statistics=True, methods=True)
+
+
+def program_of(config: FleetConfig) -> tuple[Learner, np.ndarray, dict[str, np.ndarray]]:
+    """What a fleet's program is made for: the learner without unused methods, seeds, and numbers by run."""
+    runs = config.runs
+    numbers = {name: np.array([run.numbers[name] for run in runs], np.float32) for name in runs[0].numbers}
+    return program(config.learner, numbers), np.array([run.seed for run in runs], np.uint32), numbers
 
 
 def _joined(trees: list[Any]) -> Any:
@@ -65,7 +73,9 @@ class Fleet:
 
     def __init__(self, config: FleetConfig, directory: Path):
         self.config, self.directory = config, directory
-        self.learner = program(config.learner, {name: [run.numbers[name] for run in config.runs] for name in config.runs[0].numbers})
+        self.learner = program(
+            config.learner, {name: [run.numbers[name] for run in config.runs] for name in config.runs[0].numbers}
+        )
         self.run_seeds = [run.seed for run in config.runs]
         self.groups: list[Group] = []
         self.task_index = self.iteration = self.total_iterations = self.begun = 0

@@ -52,9 +52,7 @@ class Group:
     def __init__(self, config: FleetConfig, learner: Learner, runs: Sequence[Run], source: Source):
         self.config, self.learner, self.source = config, learner, source
         self.seeds = np.array([run.seed for run in runs], np.uint32)
-        self.numbers = {
-            name: jnp.asarray([run.numbers[name] for run in runs], jnp.float32) for name in runs[0].numbers
-        }
+        self.numbers = {name: jnp.asarray([run.numbers[name] for run in runs], jnp.float32) for name in runs[0].numbers}
         self.state = self._fresh()
 
     def _fresh(self) -> Any:

@@ -41,9 +41,10 @@ def _saturation(policy: Any, states: jax.Array, low: Any, high: Any) -> jax.Arra
 def measured(probes: dict[str, Any], states: States, spec: DataSpec) -> list[dict[str, float]]:
     """Of each run. The first network's numbers go by where the states are from (`heldout/ntk_rank`), those of others by their
     role too (`heldout/critic/ntk_rank`)."""
-    (main, first), *others = probes.items()
-    found = _of_network(first, states, spec)
-    for role, net in others:
+    first, *others = probes
+    found = _of_network(probes[first], states, spec)
+    for role in others:
+        net = probes[role]
         for one, more in zip(found, _of_network(net, states, spec._replace(low=(), high=())), strict=True):
             one |= {f"{place}/{role}/{rest}": value for place, rest, value in _parts(more)}
     return found

@@ -9,6 +9,8 @@ from numbers import Real
 from types import UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
+from tyro.conf import Suppress
+
 from sphere import registry
 from sphere.algos.learner import Learner
 from sphere.algos.source import Wanted
@@ -77,11 +79,11 @@ class FleetConfig:
     seeds: tuple[int, ...] = (0,)
     rho: tuple[float, ...] = (0.1,)
     """SPHERE's ratio; every rho is trained with every seed."""
-    vary: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    vary: Suppress[dict[str, tuple[float, ...]]] = field(default_factory=dict)
     """Other numbers of a run by name, each with the values it takes."""
-    learner: Any
+    learner: Suppress[Any]
     """A `sphere.algos.learner.Learner`: what learns."""
-    source: Any
+    source: Suppress[Any]
     """A `sphere.algos.source.SourceSettings`: where data come from."""
     boundary: Boundary = Boundary()
     evaluation: Evaluation = Evaluation()
@@ -92,7 +94,7 @@ class FleetConfig:
     sharing: int = 1
     """Fleets that are trained on this machine at the same time: each takes its part of the cores. Results do not depend on
     it."""
-    plugins: tuple[str, ...] = ()
+    plugins: Suppress[tuple[str, ...]] = ()
     """Modules from outside the package that it needs."""
 
     def __post_init__(self) -> None:
