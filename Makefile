@@ -32,7 +32,7 @@ format: $(READY)
 	$(RUN) -m ruff check --fix .
 
 demo: $(READY)
-	$(RUN) -m sphere.cli.demo
+	$(RUN) -m sphere demo
 
 bench: $(READY)
 	$(RUN) -m benchmarks.penalty

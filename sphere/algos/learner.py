@@ -114,6 +114,15 @@ class Learner:
         """The state with which the next task begins, of the one before and a fresh one."""
         raise NotImplementedError
 
+    def networks(self, state: Any) -> dict[str, Any]:
+        """All that it trains, by role."""
+        return state.nets
+
+    def trial(self, spec: DataSpec, runs: int) -> tuple["Learner", dict[str, Any], float]:
+        """For an estimate of its speed: the same learner with less to do, made-up data for so many runs, each array
+        [run, time, env, ...], and how many times longer a whole iteration takes."""
+        raise NotImplementedError
+
     def probes(self, state: Any) -> dict[str, Any]:
         """The networks that are diagnosed, by role, as they act; the first is the one that tables speak of."""
         return {"actor": self.policy(state)}

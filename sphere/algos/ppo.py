@@ -224,6 +224,20 @@ class PPO(Learner):
         state = crossed(self.methods, old, fresh, keep, seed)
         return dataclasses.replace(state, rate=old.rate if keep.learning_rate else fresh.rate)
 
+    def trial(self, spec: DataSpec, runs: int) -> tuple["PPO", dict[str, Any], float]:
+        """A few minibatches: enough for the clock, few enough to wait for."""
+        few = dataclasses.replace(self, num_envs=1, rollout_steps=8 * self.batch_size, epochs=1)
+        shape = (runs, few.rollout_steps, 1)
+        zeros, none = np.zeros(shape, np.float32), np.zeros(shape, bool)
+        # evenly spread numbers: a router that sees equal states would send all of them to the same experts
+        obs = np.sin(np.arange(math.prod((*shape, *spec.observation)), dtype=np.float32)).reshape(
+            *shape, *spec.observation
+        )
+        action = np.zeros((*shape, spec.action), np.float32)
+        data = {"reward": zeros, "log_prob": zeros, "terminated": none, "done": none}
+        data |= {"obs": obs, "next_obs": obs, "action": action}
+        return few, data, self.epochs * self.iteration_steps / few.rollout_steps
+
 
 def check_methods(methods: tuple[Method, ...], nets: Mapping[str, NetConfig]) -> None:
     """Refuse methods that exclude each other or could have no effect on these networks."""

@@ -67,6 +67,9 @@ class Source(Protocol):
     def collect(self, policy: Any, iteration: int) -> tuple[Data, Outcomes]:
         """One iteration's data, with a leading run axis, and what was finished on the way."""
 
+    def sample(self, policy: Any, steps: int, iteration: int) -> Any:
+        """A part of an iteration's data, so many steps of it: for an estimate of its speed."""
+
     def evaluate(self, policy: Any, task: str) -> Outcomes:
         """How well the policies do on a task, the same way every time."""
 

@@ -187,11 +187,11 @@ class EnvironmentSource:
         self.done = iteration
         policy = jax.block_until_ready(policy)  # nobody keeps cores waiting for a network
         with self.turns.taken(iteration):
-            data, found = self.rollout(policy, self.steps, iteration)
+            data, found = self.sample(policy, self.steps, iteration)
         self.online = self._sample(data["obs"])
         return data, found
 
-    def rollout(self, policy: Any, steps: int, iteration: int) -> tuple[dict[str, np.ndarray], Outcomes]:
+    def sample(self, policy: Any, steps: int, iteration: int) -> tuple[dict[str, np.ndarray], Outcomes]:
         """`steps` steps of every environment; `iteration` counts the run's rollouts, for its random numbers."""
         # drawn for all steps at once: what is left for every step is the mean
         noise = unit_noise(self.seeds, iteration, (steps, self.envs, self.spec.action))

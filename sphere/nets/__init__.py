@@ -45,7 +45,7 @@ __all__ = [
     "traces_of",
     "trunks_of",
     "widened",
-    "with_temperature",
     "with_compute",
+    "with_temperature",
     "zero_taps",
 ]
