@@ -6,7 +6,7 @@ alone. The training loop, records and reports know a learner only by what stands
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Array, Float, Integer
 
@@ -38,6 +38,7 @@ class Clock(NamedTuple):
     """Of the task, from 0 to 1, when this iteration is done."""
 
 
+@runtime_checkable
 class Keep(Protocol):
     """What a run keeps when its task changes."""
 

@@ -6,7 +6,7 @@ states, running statistics of the observations, counters.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -54,6 +54,7 @@ class States(NamedTuple):
     """The held-out inputs with every column at mean 0 and deviation 1, [input, ...], where they are not normalised already."""
 
 
+@runtime_checkable
 class Source(Protocol):
     """The data of some runs."""
 
@@ -97,6 +98,7 @@ class Wanted(NamedTuple):
     """Fleets that use this machine at the same time."""
 
 
+@runtime_checkable
 class SourceSettings(Protocol):
     """Frozen settings that open sources."""
 

@@ -97,7 +97,7 @@ def _differences(settings: Any, prefix: str = "") -> dict[str, Any]:
             kind = f"{field.name}." if prefix or field.name not in ("learner", "source") else ""
             kind = f"{value.name}." if field.name == "learner" else kind
             found |= _differences(value, prefix + kind)
-        elif field.name == "methods":
+        elif field.name == "methods" and isinstance(value, tuple):
             for method in value:
                 found |= {"method": "+".join(one.name for one in value)} | _differences(method, f"{method.name}.")
         elif value != usual:
