@@ -14,6 +14,7 @@ from sphere import envs
 from sphere.algos import ppo
 from sphere.algos.losses import LARGEST_LOG_RATIO
 from sphere.algos.ppo import Batch, Hyper, Metrics, PPOConfig, Rollout
+from sphere.algos.state import Mitigations
 from sphere.cli.replay import verify_update
 from sphere.envs.source import Collector, Statistics
 from sphere.nets import NetConfig
@@ -347,6 +348,13 @@ def test_gae_equals_the_textbook_double_sum():
 def small(**settings):
     shape = {"num_envs": 3, "rollout_steps": 3, "batch_size": 3, "actor": TINY, "critic": TINY, "penalty": None}
     return PPOConfig(**{**shape, **settings})
+
+
+def with_methods(config, *methods):
+    """The same settings with these methods and no others."""
+    named = {method.name.replace("-", "_"): method for method in methods}
+    penalty = PenaltyConfig(**vars(named.pop("sphere"))) if "sphere" in named else None
+    return dataclasses.replace(config, penalty=penalty, mitigations=Mitigations(**named))
 
 
 def test_a_time_limit_is_bootstrapped_and_a_termination_is_not():
