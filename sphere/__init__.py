@@ -4,7 +4,7 @@ The names that others build on:
 
 - `effective_rank(matrix)`: spectral-entropy effective rank
 - `sphere_penalty(phi)`, `routed_penalty(features, experts, num_experts)`: the penalty on gate-weighted features
-- `penalised_value_and_grad(function)`: task gradient plus penalty gradient, weighted by rho
+- `penalised_value_and_grad(losses)`: task gradient plus penalty gradient, weighted by rho
 - `ntk.gram(net, x)`, `ntk.effective_rank(net, x)`, `ntk.slq_effective_rank(fn, params, x, key)`: spectral plasticity
 - `nets`: MLPs and five kinds of MoE, as values
 - `spectrum`: the paper's identities and bounds

@@ -63,7 +63,8 @@ def finite(name: str, value: Any, dimensions: int) -> Array:
     value = value if hasattr(value, "dtype") else np.asarray(value)
     shape, dtype = value.shape, jnp.result_type(value)
     if len(shape) != dimensions:
-        wanted = ("a number", "a vector", "one matrix")[dimensions] if dimensions < 3 else f"{dimensions} dimensions"
+        few = ("a number", "a vector", "one matrix", "three dimensions")
+        wanted = few[dimensions] if dimensions < len(few) else f"{dimensions} dimensions"
         raise ValueError(f"{name} has shape {shape}, wanted {wanted}; for a batch use jax.vmap, else reshape it")
     if 0 in shape:
         raise ValueError(f"{name} is empty, its shape is {shape}, wanted at least one entry; leave it out instead")
@@ -80,6 +81,17 @@ def finite(name: str, value: Any, dimensions: int) -> Array:
             )
     # LAPACK has no half precision, and integers have no logarithm.
     return jnp.asarray(value, jnp.promote_types(dtype, jnp.float32))
+
+
+def filled(dimensions: int) -> Check:
+    """Finite, and not every entry is zero."""
+
+    def check(name: str, value: Any) -> Array:
+        array = finite(name, value, dimensions)
+        nonzero(name, value)
+        return array
+
+    return check
 
 
 def nonzero(name: str, *values: Any) -> None:

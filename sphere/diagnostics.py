@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int
 
 from sphere import ntk
 from sphere.nets.heads import Gaussian
-from sphere.nets.trace import Mixture, Routing, trunks_of
+from sphere.nets.trace import Mixture, Routing, only_trunk
 from sphere.spectrum import effective_rank_spsd, spectral_entropy
 from sphere.variants import feature_blocks
 
@@ -56,7 +56,7 @@ def diagnose(
 
     For a fleet: `eqx.filter_jit(eqx.filter_vmap(diagnose))(nets, states)`, both with a leading run axis.
     """
-    trunk = _single(net)
+    trunk = only_trunk(net)
     # A GPU rounds float32 products to TF32, which lifts the spectrum's floor from 1e-7 to 1e-3 of its top.
     with jax.default_matmul_precision("highest"):
         kernel = ntk.gram(net, x)
@@ -70,22 +70,10 @@ def diagnose_mixtures(
     net: Callable, x: Float[Array, "n *input"], *, tau: float = DORMANT, neighbours: int = NEIGHBOURS
 ) -> dict[str, Scalar]:
     """Where a network has several mixtures, the numbers of each: "mixture0/feature_rank"; where it has one, nothing."""
-    mixtures = _single(net)(x)[1].mixtures
-    if len(mixtures) == 1:
-        return {}
     with jax.default_matmul_precision("highest"):
-        numbers = [health(mixture, tau, neighbours) for mixture in mixtures]
+        mixtures = only_trunk(net)(x)[1].mixtures
+        numbers = [health(mixture, tau, neighbours) for mixture in mixtures if len(mixtures) > 1]
     return {f"mixture{i}/{name}": value for i, each in enumerate(numbers) for name, value in each.items()}
-
-
-def _single(net: Callable) -> Any:
-    trunks = trunks_of(net)
-    if len(trunks) > 1:
-        names = " and ".join(f"net.trunks[{name!r}]" for name in trunks)
-        raise ValueError(
-            f"net is a head with {len(trunks)} trunks, wanted one network; diagnose {names} on what they read"
-        )
-    return next(iter(trunks.values()))
 
 
 def health(mixture: Mixture, tau: float = DORMANT, neighbours: int = NEIGHBOURS) -> dict[str, Scalar]:

@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, Int
 
-from sphere.checks import checked, finite, known, nonzero
+from sphere.checks import checked, filled, known
 
 
 class Gram(NamedTuple):
@@ -77,11 +77,8 @@ def routed_gram(
     n, k, width = features.shape
     if route == "auto":
         # multiplications; for many slots per sample the blocks of the dense Phi are the cheaper way to skip zeros
-        cost = {
-            "routed": (n * k) ** 2 * width,
-            "dense": n * num_experts * width * min(n, num_experts * width),
-        }
-        route = min(cost, key=lambda name: cost[name])
+        cheap = (n * k) ** 2 * width <= n * num_experts * width * min(n, num_experts * width)
+        route = "routed" if cheap else "dense"
     if route == "dense":
         return gram(spread(features, experts, num_experts).reshape(n, -1))
     used = (experts >= 0) & (experts < num_experts)
@@ -97,9 +94,7 @@ def spread(
 ) -> Float[Array, "n experts width"]:
     """Features by expert, zeros where an expert was not chosen: Phi before it is flattened."""
     rows = jnp.arange(features.shape[0])[:, None]
-    experts = jnp.where(
-        experts < 0, num_experts, experts
-    )  # which would count from the end; beyond it, they are dropped
+    experts = jnp.where(experts < 0, num_experts, experts)  # dropped; below 0 they would count from the end
     empty = jnp.zeros((features.shape[0], num_experts, features.shape[2]), features.dtype)
     return empty.at[rows, experts].add(features, mode="drop")
 
@@ -157,16 +152,7 @@ def _tokens_fit(arguments: Mapping[str, Any]) -> None:
         )
 
 
-def _nonzero(dimensions: int) -> Callable[[str, Any], Array]:
-    def check(name: str, value: Any) -> Array:
-        array = finite(name, value, dimensions)
-        nonzero(name, value)
-        return array
-
-    return check
-
-
-@checked(phi=_nonzero(2))
+@checked(phi=filled(2))
 def sphere_penalty(phi: Float[Array, "n m"]) -> Float[Array, ""]:
     """||A - (tr(A)/m) I||_F^2 with A = phi^T phi / n, for phi [n samples, m features].
 
@@ -179,7 +165,7 @@ def sphere_penalty(phi: Float[Array, "n m"]) -> Float[Array, ""]:
 
 @checked(
     _tokens_fit,
-    features=_nonzero(3),
+    features=filled(3),
     experts=lambda _, value: jnp.asarray(value) if isinstance(value, list | tuple) else value,
 )
 def routed_penalty(
@@ -220,14 +206,10 @@ def global_norm(tree: Any) -> Float[Array, ""]:
     return jnp.sqrt(sum_of_squares(tree) + 1e-8)
 
 
-def _returning_three(function: Callable) -> Callable:
-    def checked(*args: Any) -> tuple[Array, Any, Any]:
-        result = function(*args)
-        if not isinstance(result, tuple) or len(result) != 3:
-            raise ValueError("the function must return (task loss, penalty, aux); aux may be None")
-        return result
-
-    return checked
+def _three(result: Any) -> tuple[Array, Any, Any]:
+    if not isinstance(result, tuple) or len(result) != 3:
+        raise ValueError("the function must return (task loss, penalty, aux); aux may be None")
+    return result
 
 
 def _strength(rho: Any) -> None:
@@ -254,7 +236,7 @@ def _added(rho: Any, weight: Array, task: Array, extra: Array) -> Array:
 
 
 def penalised_value_and_grad(
-    function: Callable[..., tuple[Array, Any, Any]], coefficient: str = "gradient-norm"
+    losses: Callable[..., tuple[Array, Any, Any]], coefficient: str = "gradient-norm"
 ) -> Callable[..., tuple[Penalised, Any]]:
     """Gradient of task loss + lambda * penalty, where lambda follows `rho` in one of three ways:
 
@@ -263,7 +245,7 @@ def penalised_value_and_grad(
     - `loss-ratio`: lambda = rho * |task| / (penalty + 1e-8)
     - `fixed`: lambda = rho
 
-    `function(params, *args)` returns (task loss, penalty, aux); the result is called as `(params, rho, *args)` and returns
+    `losses(params, *args)` returns (task loss, penalty, aux); the result is called as `(params, rho, *args)` and returns
     (values, gradient). `rho` may be traced and of any sign; 0 gives the task's gradient bit for bit. A penalty that is a tuple
     of terms has a lambda for each, and `rho` may be a tuple too: by one lambda for all, the term with the longest gradient
     would be the only one that is felt.
@@ -274,7 +256,9 @@ def penalised_value_and_grad(
     """
     if coefficient not in ("gradient-norm", "loss-ratio", "fixed"):
         raise ValueError(f"coefficient {coefficient!r} is not known; use gradient-norm, loss-ratio or fixed")
-    function = _returning_three(function)
+
+    def function(*args: Any) -> tuple[Array, Any, Any]:
+        return _three(losses(*args))
 
     def value_and_grad(params: Any, rho: Any, *args: Any) -> tuple[Penalised, Any]:
         for one in rho if isinstance(rho, tuple) else (rho,):

@@ -108,7 +108,8 @@ def gate_only(mixture: Mixture) -> Float[Array, ""]:
 
 def layer_entropy(net: Callable, x: Float[Array, "n *input"], trace: Trace, mixture: int = -1) -> Float[Array, ""]:
     """-sum over a mixture's expert layers of alpha_l log alpha_l, alpha_l the layer's share of the trace of the Gauss-Newton
-    matrix: s_l = (1/N) sum over samples and slots of (||a||^2 + 1) ||g||^2, with all linear layers counted in the total."""
+    matrix: s_l = (1/N) sum over samples and slots of (||a||^2 + 1) ||g||^2, with all linear layers
+    counted in the total and each slot by itself, also where slots share an owner."""
     shares = []
     for layer, signal in zip(trace.layers, output_signals(net, x), strict=True):
         if layer.kind == "linear":

@@ -96,14 +96,13 @@ def activities(trace: Trace | Mapping[str, Trace], names: Collection[str]) -> di
                 if name(part) in names:
                     layers = [layer for layer in one.layers if (layer.mixture, layer.part) == (index, part)]
                     inputs = [layer.input for layer in layers if layer.kind == "linear"]
-                    rows = [
-                        a.reshape(len(mixture.weight), -1, a.shape[-1]) for a in inputs
-                    ]  # of tokens, not of samples
+                    # by the mixture's rows, which may be tokens
+                    rows = [a.reshape(len(mixture.weight), -1, a.shape[-1]) for a in inputs]
                     found[name(part)] = activity(mixture, part, rows)
     return found
 
 
-def activity(mixture: Mixture, part: str, inputs: list[Float[Array, "n slots inner"]]) -> Activity:
+def activity(mixture: Mixture, part: str, inputs: list[Float[Array, "n slots _"]]) -> Activity:
     """Of one part, from what its linear layers read."""
     hidden = [jnp.abs(a) for a in inputs[1:]]  # what a layer reads are the units of the one before
     if part == "gate" or mixture.routing is None:

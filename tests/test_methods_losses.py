@@ -10,13 +10,13 @@ import networks
 import numpy as np
 import pytest
 import test_ppo
-from test_ppo import ACT, OBS, experience, filled, hyper, on_device, random_batches, small
+from test_ppo import ACT, OBS, experience, filled, hyper, on_device, random_batches, small, with_methods
 
 from sphere.algos import ppo
 from sphere.algos.losses import AS_IT_IS, Scene
 from sphere.algos.optimiser import clipped_adam
 from sphere.algos.ppo import Rollout
-from sphere.methods import CChain, LayerNorm, LoadBalance, Mitigations, Parseval, SpectralNorm, SpectralReg
+from sphere.methods import CChain, LayerNorm, LoadBalance, Parseval, SpectralNorm, SpectralReg, Sphere
 from sphere.methods.load_balance import imbalance
 from sphere.methods.method import Look, Step, Weights
 from sphere.nets import GaussianActor, Linear, Value
@@ -129,7 +129,7 @@ def settled(method, nets, steps=300):
     """The method's state after so many steps in which the parameters did not move."""
     weights = {role: Weights(net, net, net) for role, net in nets.items()}
     zero = jnp.zeros(())
-    step = Step(nets, {}, zero, {}, zero, zero, jax.random.key(0), AS_IT_IS, AS_IT_IS)
+    step = Step(nets, {}, {}, {}, zero, zero, jax.random.key(0), AS_IT_IS, AS_IT_IS)
     own = method.init(nets, jax.random.key(1))
     return jax.jit(lambda own: jax.lax.fori_loop(0, steps, lambda _, own: method.after(own, weights, step).own, own))(
         own
@@ -170,7 +170,7 @@ def test_spectral_regularisation_takes_one_power_iteration_per_step(x64):
     np.testing.assert_allclose(method.term(own, look_at(nets["actor"])).value, want, rtol=1e-10)
     zero = jnp.zeros(())
     moved = jax.tree.map(lambda leaf: 2 * leaf + 1, nets["actor"])  # the iterate is that of the step's own parameters
-    step = Step(nets, {}, zero, {}, zero, zero, jax.random.key(0), AS_IT_IS, AS_IT_IS)
+    step = Step(nets, {}, {}, {}, zero, zero, jax.random.key(0), AS_IT_IS, AS_IT_IS)
     found = method.after(own, {"actor": Weights(moved, moved, moved)}, step).own["actor"]
     for a, b in zip(found, after, strict=True):
         np.testing.assert_allclose(a[0], b, atol=1e-10)
@@ -204,7 +204,7 @@ def test_spectral_normalisation_makes_the_largest_singular_value_one(kind, layer
 
 def test_spectral_normalisation_acts_learns_and_values_alike():
     """The first minibatch learns from what acted: ratio 1 and kl 0; and the critic that is trained is the one that judges."""
-    config = small(batch_size=9, epochs=1, mitigations=Mitigations(spectral_norm=SpectralNorm(layers="hidden")))
+    config = with_methods(small(batch_size=9, epochs=1), SpectralNorm(layers="hidden"))
     state = jax.tree.map(lambda leaf: leaf[0], ppo.init_fleet(config, OBS, ACT, jnp.array([3], jnp.uint32)))
     rollout = jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), experience(config, 1))
     acting = ppo.acting(config, state)
@@ -225,7 +225,7 @@ def test_spectral_normalisation_acts_learns_and_values_alike():
 
 
 def test_acting_is_the_actor_itself_where_no_method_changes_it():
-    config = dataclasses.replace(test_ppo.CONFIG, mitigations=Mitigations(layernorm=LayerNorm()))
+    config = with_methods(test_ppo.CONFIG, Sphere(), LayerNorm())
     state = filled(config, runs=1)
     assert ppo.acting_fleet(config, state) is state.actor
     assert ppo.acting(config, state) is state.actor
@@ -262,7 +262,7 @@ def test_load_balance_is_least_for_uniform_routing():
 
 def test_load_balance_leaves_shared_experts_out_and_has_a_gradient():
     net = networks.network("deepseek")
-    trace = networks.forward(net, networks.states(16))[1]
+    trace = networks.forward(net, networks.states(16))[1].mixtures[0]
     chosen = np.asarray(trace.routing.chosen)[:, trace.routing.shared :]
     probability = np.asarray(trace.routing.probability)
     want = chosen.shape[1] * np.sum(chosen.mean(axis=0) / chosen.sum(axis=1).mean() * probability.mean(axis=0))
@@ -279,7 +279,7 @@ def test_load_balance_leaves_shared_experts_out_and_has_a_gradient():
 
 
 def test_layernorm_is_in_experts_and_gate_of_the_actor():
-    config = dataclasses.replace(test_ppo.PLAIN, mitigations=Mitigations(layernorm=LayerNorm()))
+    config = with_methods(test_ppo.PLAIN, LayerNorm())
     state = jax.eval_shape(lambda: ppo.init(config, OBS, ACT, jnp.uint32(0)))
     norms = [len(mlp.norms) for mlp in (state.actor.trunk.experts, state.actor.trunk.router.gate, state.critic.trunk)]
     assert norms == [2, 2, 0]
@@ -300,8 +300,8 @@ def test_c_chain_follows_the_published_program():
     """Its lists of past policies and losses, its coefficient, and its gradient, over three tasks' beginnings."""
     iterations, per_iteration, batch_size = 8, 3, 9
     chain = CChain(warm_up_iterations=3, window=4)
-    config = small(batch_size=batch_size, mitigations=Mitigations(c_chain=chain))
-    without = dataclasses.replace(config, mitigations=Mitigations())
+    config = with_methods(small(batch_size=batch_size), chain)
+    without = with_methods(config)
     state = filled(without)
     state = dataclasses.replace(state, mitigation={"c-chain": chain.init({"actor": state.actor}, jax.random.key(0))})
     step = jax.jit(lambda *given: ppo.minibatch(config, *given[:4], Scene(other_obs=given[4])))
@@ -363,7 +363,7 @@ def test_the_warm_up_of_c_chain_is_a_tenth_of_the_task(iterations, first):
 
 
 def test_the_second_minibatch_is_another_order_of_the_same_rollout(monkeypatch):
-    config = small(num_envs=4, rollout_steps=6, batch_size=8, epochs=3, mitigations=Mitigations(c_chain=CChain()))
+    config = with_methods(small(num_envs=4, rollout_steps=6, batch_size=8, epochs=3), CChain())
     samples = np.arange(24.0, dtype=np.float32).reshape(6, 4)
     flags = np.zeros((6, 4), bool)
     rollout = on_device(Rollout(*(samples[..., None],) * 2, samples, samples, samples[..., None], flags, flags))

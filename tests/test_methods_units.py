@@ -10,7 +10,7 @@ from networks import MIXTURES, OBS, np_gate, np_soft
 from sphere.algos.losses import AS_IT_IS
 from sphere.methods import CBP, ReDo
 from sphere.methods.method import Step, Weights
-from sphere.methods.units import activity, mlps, replanted, with_mlps
+from sphere.methods.units import activities, mlps, reset_units, with_mlps
 from sphere.nets import GaussianActor, Value
 from sphere.nets.heads import Trunk
 
@@ -39,10 +39,7 @@ def looked_at(nets, obs):
 
 
 def step_of(nets, trace, key, steps=0):
-    zero = jnp.zeros(())
-    return Step(
-        nets, trace, zero, {"actor": {}, "critic": {}}, jnp.ones(()), jnp.asarray(steps), key, AS_IT_IS, AS_IT_IS
-    )
+    return Step(nets, trace, {}, {"actor": {}, "critic": {}}, jnp.ones(()), jnp.asarray(steps), key, AS_IT_IS, AS_IT_IS)
 
 
 # Plain statements -------------------------------------------------------------------------------------------------------
@@ -96,7 +93,7 @@ def test_activity_is_that_of_the_samples_that_an_expert_met(kind, compute):
     trace = networks.forward(net, obs)[1]
     want = np_activity(net, kind, obs)
     for part, (layers, samples) in want.items():
-        found = activity(trace, part)
+        found = activities(trace, [part])[part]
         np.testing.assert_array_equal(found.seen, np.array(samples) > 0)
         for a, b in zip(found.mean, layers, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
@@ -262,7 +259,7 @@ def test_redo_masks_redraws_and_forgets(kind):
                             for e in range(4)
                         ]
                     )
-                    for h in trace[role].hidden
+                    for h in trace[role].mixtures[0].hidden
                 ],
                 "gate": [
                     np.abs(np.asarray(layer.input)).mean(axis=0)
@@ -339,7 +336,7 @@ def test_replanting_touches_one_unit_and_its_weights_only():
     parts = mlps(net)
     units = np.zeros((5, 16), bool)
     units[2, 7] = True
-    parts["expert"] = replanted(parts["expert"], 0, jnp.asarray(units), jnp.full((5, OBS, 16), 9.0))
+    parts["expert"] = reset_units(parts["expert"], 0, jnp.asarray(units), jnp.full((5, OBS, 16), 9.0))
     changed = jax.tree.map(lambda a, b: np.argwhere(np.asarray(a != b)), with_mlps(net, parts), net)
     found = {
         jax.tree_util.keystr(path): len(rows)

@@ -26,6 +26,7 @@ from test_ppo import (
     run,
     small,
     updated,
+    with_methods,
 )
 
 from sphere.algos import ppo
@@ -33,7 +34,7 @@ from sphere.algos.optimiser import clipped_adam
 from sphere.algos.ppo import PPOConfig
 from sphere.choices import ACTORS, method_name, method_names, tenfold, with_actor, with_method
 from sphere.cli.main import main
-from sphere.methods import CBP, CChain, LoadBalance, Mitigations, ReDo, SpectralNorm
+from sphere.methods import CBP, METHODS, CChain, LayerNorm, LoadBalance, ReDo, SpectralNorm, Sphere
 from sphere.nets import NetConfig
 from sphere.presets import preset
 from sphere.storage import checkpoint, run_directory
@@ -41,7 +42,6 @@ from sphere.training import loop
 from sphere.training.group import Order
 from sphere.training.loop import train
 from sphere.training.settings import Boundary, Evaluation, FleetConfig, rebuild, run_name
-from sphere.variants import PenaltyConfig
 
 TRAINED = ["c-chain", "cbp", "parseval", "redo", "spectral-norm", "spectral-reg", "load-balance", "sphere+layernorm"]
 """All but none and sphere alone, which every other test of training trains."""
@@ -68,18 +68,16 @@ LADDER = FleetConfig(
     workers=0,
 )
 BUSY = {
-    "cbp": Mitigations(cbp=CBP(maturity=100, replacement_rate=1e-3)),
-    "redo": Mitigations(redo=ReDo(period=50, tau=0.025)),
-    "spectral-norm": Mitigations(spectral_norm=SpectralNorm(layers="hidden")),
+    "cbp": CBP(maturity=100, replacement_rate=1e-3),
+    "redo": ReDo(period=50, tau=0.025),
+    "spectral-norm": SpectralNorm(layers="hidden"),
 }
 
 
 def fleet_of(method: str) -> FleetConfig:
     if method not in BUSY:
         return with_method(LADDER, method)
-    return dataclasses.replace(
-        LADDER, rho=(0.0,), ppo=dataclasses.replace(LADDER.ppo, penalty=None, mitigations=BUSY[method])
-    )
+    return dataclasses.replace(LADDER, rho=(0.0,), ppo=with_methods(LADDER.ppo, BUSY[method]))
 
 
 def stopped_and_resumed(config, directory, after):
@@ -150,18 +148,18 @@ def arguments(config):
     return state, hyper(0.1), rollout, jnp.uint32(0), jnp.int32(0), jnp.float32(0.5)
 
 
-BRIEF = small(
-    num_envs=4,
-    rollout_steps=16,
-    batch_size=16,
-    epochs=2,
-    actor=NetConfig(kind="top-k", width=8, depth=1, experts=3, top_k=1),
-    mitigations=Mitigations(
-        c_chain=CChain(),
-        cbp=CBP(maturity=2, replacement_rate=0.05),
-        redo=ReDo(period=5),
-        spectral_norm=SpectralNorm(layers="hidden", placement="actor"),
+BRIEF = with_methods(
+    small(
+        num_envs=4,
+        rollout_steps=16,
+        batch_size=16,
+        epochs=2,
+        actor=NetConfig(kind="top-k", width=8, depth=1, experts=3, top_k=1),
     ),
+    SpectralNorm(layers="hidden", placement="actor"),
+    CChain(),
+    CBP(maturity=2, replacement_rate=0.05),
+    ReDo(period=5),
 )
 """All methods that keep a state or look at carried parameters, in one program."""
 
@@ -215,7 +213,7 @@ def test_a_run_of_a_fleet_with_methods_equals_the_run_alone():
 
 def test_what_is_due_rarely_stays_a_branch_in_a_fleet():
     """ReDo's period is the same for all runs: under `vmap` it must not become a `select` that always does the work."""
-    config = small(batch_size=9, mitigations=Mitigations(redo=ReDo()))
+    config = with_methods(small(batch_size=9), ReDo())
     given = jax.tree.map(lambda leaf: jnp.zeros((2, *leaf.shape), leaf.dtype), arguments(config)[:4])
     text = str(jax.make_jaxpr(lambda *a: ppo.side_by_side(config, *a))(*given, jnp.int32(0), jnp.float32(0)))
     assert re.search(r"\bcond\[", text)
@@ -225,7 +223,7 @@ def test_what_is_due_rarely_stays_a_branch_in_a_fleet():
 
 
 def test_a_task_switch_keeps_or_renews_what_methods_know():
-    config = small(mitigations=Mitigations(cbp=CBP(), c_chain=CChain(), spectral_norm=SpectralNorm(layers="hidden")))
+    config = with_methods(small(), SpectralNorm(layers="hidden"), CChain(), CBP())
     seeds = jnp.array([0, 1], jnp.uint32)
     fresh = ppo.init_fleet(config, OBS, ACT, seeds)
     state = jax.tree.map(lambda leaf: leaf + jnp.ones_like(leaf), fresh)
@@ -289,35 +287,43 @@ def test_actors_have_the_names_of_the_paper():
 
 
 @pytest.mark.parametrize(
-    ("settings", "sentence"),
+    ("actor", "method", "sentence"),
     [
-        (
-            {"actor": NetConfig(kind="mlp"), "mitigations": Mitigations(load_balance=LoadBalance())},
-            "needs experts to balance",
-        ),
-        (
-            {"actor": NetConfig(kind="soft"), "mitigations": Mitigations(load_balance=LoadBalance())},
-            "no effect on a 'soft'",
-        ),
-        (
-            {"actor": NetConfig(top_k=10), "mitigations": Mitigations(load_balance=LoadBalance())},
-            "all experts are always chosen",
-        ),
-        (
-            {"actor": NetConfig(kind="expert-choice"), "mitigations": Mitigations(load_balance=LoadBalance())},
-            "takes equally many samples",
-        ),
-        ({"actor": NetConfig(kind="mlp"), "penalty": PenaltyConfig(variant="gate")}, "the actor is a dense network"),
-        ({"penalty": PenaltyConfig(variant="gate", placement="both")}, "the critic is a dense network"),
-        (
-            {"actor": NetConfig(depth=1), "mitigations": Mitigations(spectral_norm=SpectralNorm())},
-            "depth is 1; use depth 2 or more",
-        ),
+        (NetConfig(kind="mlp"), LoadBalance(), "needs experts to balance"),
+        (NetConfig(kind="soft"), LoadBalance(), "no effect on a 'soft'"),
+        (NetConfig(top_k=10), LoadBalance(), "all experts are always chosen"),
+        (NetConfig(kind="expert-choice"), LoadBalance(), "takes equally many samples"),
+        (NetConfig(kind="mlp"), Sphere(variant="gate"), "the actor is a dense network"),
+        (NetConfig(), Sphere(variant="gate", placement="both"), "the critic is a dense network"),
+        (NetConfig(depth=1), SpectralNorm(), "depth is 1; use depth 2 or more"),
     ],
 )
-def test_a_method_that_does_not_apply_is_refused(settings, sentence):
+def test_a_method_that_does_not_apply_is_refused(actor, method, sentence):
     with pytest.raises(ValueError, match=re.escape(sentence)):
-        PPOConfig(**settings)
+        with_methods(dataclasses.replace(PPOConfig(), actor=actor), method)
+
+
+@pytest.mark.parametrize("method", [LayerNorm(), Sphere(), CChain(), LoadBalance(), CBP(placement="actor")])
+def test_a_placement_that_no_network_of_the_learner_has_is_refused(method):
+    with pytest.raises(
+        ValueError, match=f"{method.name} acts on the network 'actor', and this learner has only 'critic'"
+    ):
+        method.check({"critic": NetConfig()})
+    method.check({"critic": NetConfig(kind="mlp"), "actor": NetConfig()})
+
+
+def test_both_are_all_networks_of_a_learner():
+    assert CBP().placed(["encoder", "actor", "critic"]) == ["encoder", "actor", "critic"]
+    assert CBP(placement="critic").placed({"actor": 1, "critic": 2}) == ["critic"]
+
+
+def test_methods_by_name_have_labels_and_one_has_a_strength():
+    assert list(METHODS) == [name for name in method_names() if name != "none"]
+    assert [method.label for method in METHODS.values()] == [
+        *("SPHERE", "LN", "Spectral Normalization", "C-CHAIN", "CBP", "PW", "ReDo"),
+        *("Spectral Regularization", "Load balancing"),
+    ]
+    assert {method.name: method.strength for method in METHODS.values() if method.strength} == {"sphere": "rho"}
 
 
 @pytest.mark.parametrize(
