@@ -20,6 +20,7 @@ from made_runs import settings, write_run
 import sphere.__main__ as entry
 from sphere.cli.main import main, render
 from sphere.cli.show import show_text
+from sphere.cli.verify import GOLDEN
 from sphere.presets import PRESETS
 from sphere.storage.run_directory import plain
 from sphere.training import loop, plan
@@ -111,7 +112,7 @@ def test_a_plan_adds_up_what_happens_in_turns_and_only_that(monkeypatch):
         (["verify", "metaworld", "--steps", "0"], "nothing would be compared"),
         (["resume", "nowhere"], "holds no fleet"),
         (["show", "nowhere"], "holds no fleet"),
-        (["verify", "update"], "usage: sphere verify update FILE"),
+        (["verify", "update", "one.npz", "two.npz"], "usage: sphere verify update [FILE]"),
         (["verify", "update", "nowhere.npz"], "not a readable"),
         (["bench", "penlty"], "did you mean penalty?"),
     ],
@@ -205,12 +206,9 @@ def test_a_reader_that_has_seen_enough_is_no_error(words):
 
 
 def test_verify_update_prints_and_judges(tmp_path, capsys):
-    golden = Path(__file__).parents[2] / "shared" / "golden" / "ppo_update.npz"
-    if not golden.exists():
-        pytest.skip(f"no reference traces at {golden}")
-    assert main(["verify", "update", str(golden)]) == 0
+    assert main(["verify", "update"]) == 0
     assert "102 of 102 within their targets" in capsys.readouterr().out
-    with np.load(golden) as file:
+    with np.load(GOLDEN / "ppo_update.npz") as file:
         arrays = {name: file[name] for name in file.files if name.startswith("none/")}
     arrays["none/critic_after/layer0/bias"] = arrays["none/critic_after/layer0/bias"] + 1e-4
     np.savez(tmp_path / "wrong.npz", **arrays)
@@ -388,8 +386,8 @@ def test_verify_says_what_there_is_and_names_the_nearest(capsys):
     assert "did you mean metaworld?" in capsys.readouterr().err
     assert main(["verify", "metaworld", "--tasks", "hamer"]) == 1
     assert "did you mean 'hammer'?" in capsys.readouterr().err
-    assert main(["verify", "humanoidbench"]) == 1
-    assert "sphere verify humanoidbench FILE" in capsys.readouterr().err
+    assert main(["verify", "humanoidbench", "one.npz", "two.npz"]) == 1
+    assert "sphere verify humanoidbench [FILE]" in capsys.readouterr().err
     assert main(["assets", "humanoidbenc"]) == 1
     assert "did you mean humanoidbench?" in capsys.readouterr().err
 

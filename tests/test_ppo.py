@@ -2,7 +2,6 @@
 
 import dataclasses
 from functools import partial
-from pathlib import Path
 
 import equinox as eqx
 import jax
@@ -15,14 +14,13 @@ from sphere.algos import ppo
 from sphere.algos.losses import LARGEST_LOG_RATIO
 from sphere.algos.ppo import Batch, Hyper, Metrics, PPOConfig, Rollout
 from sphere.cli.replay import verify_update
+from sphere.cli.verify import GOLDEN
 from sphere.envs.source import Collector, Statistics
 from sphere.nets import NetConfig
 from sphere.variants import PenaltyConfig
 
-GOLDEN = Path(__file__).parents[2] / "shared" / "golden" / "ppo_update.npz"
+RECORDED = GOLDEN / "ppo_update.npz"
 OBS, ACT = 7, 3
-
-golden = pytest.mark.skipif(not GOLDEN.exists(), reason=f"the recorded updates are not there: {GOLDEN}")
 
 # Small, and few: most of the time of this file goes into compiling these programs.
 TINY = NetConfig(kind="mlp", width=8, depth=1)
@@ -131,19 +129,17 @@ def test_a_policy_far_from_the_one_that_acted_makes_no_infinities(distance, adva
 # Recorded updates of the released code --------------------------------------------------------------------------------
 
 
-@golden
 def test_every_recorded_update_is_reproduced():
-    found = verify_update(GOLDEN)
+    found = verify_update(RECORDED)
     assert [f"{d.case}/{d.name}: {d.found:.2g} > {d.target:.2g}" for d in found if not d.passed] == []
-    with np.load(GOLDEN) as file:
+    with np.load(RECORDED) as file:
         results = {key for key in file.files if "_after/" in key or key.endswith(("_loss", "mean_before"))}
         results -= {key for key in file.files if key.startswith("none/") and key.endswith("sphere_loss")}
     assert results == {f"{d.case}/{d.name}" for d in found}  # nothing recorded is passed over
 
 
-@golden
 def test_a_single_wrong_parameter_is_found(tmp_path):
-    with np.load(GOLDEN) as file:
+    with np.load(RECORDED) as file:
         arrays = {key: file[key] for key in file.files if key.startswith("none/")}
     name = "actor_after/experts/layer2/kernel"
     arrays[f"none/{name}"] = arrays[f"none/{name}"].copy()
