@@ -242,7 +242,7 @@ def test_a_failing_fleet_does_not_keep_the_others_from_being_trained(tmp_path, m
         if job is jobs[0]:
             raise RuntimeError("NaN or infinity in rho0.1-seed0")
 
-    monkeypatch.setattr(launch, "work", broken)
+    monkeypatch.setattr(launchers, "work", broken)
     (failure,) = launchers.local(jobs, Resources(), tmp_path)
     assert failure.job is jobs[0]
     assert "fleet 2 of 2" in capsys.readouterr().err
