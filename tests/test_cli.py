@@ -7,14 +7,13 @@ import re
 import signal
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 
 import imageio.v3 as imageio
 import numpy as np
+import processes
 import pytest
-from fleets import TINY
+from fleets import TINY, Hold
 from made_runs import settings, write_run
 
 import sphere.__main__ as entry
@@ -146,7 +145,7 @@ def test_bench_env_as_a_user_calls_it():
     """Through the command line in a process of its own: what worker processes import is found from there only."""
     words = ["bench", "env", "--tasks", "faucet-close", "--envs", "2", "--seconds", "0.1", "--rounds", "1"]
     command = [sys.executable, "-m", "sphere", *words]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     row = next(line for line in done.stdout.splitlines() if line.startswith("faucet-close"))
     numbers = [float(word.replace(",", "")) for word in row.split()[1:]]
@@ -241,22 +240,17 @@ def test_python_m_sphere_is_the_same_program():
 def test_ctrl_c_before_the_first_iteration_leaves_cleanly(tmp_path):
     """While threads compile: the interpreter must not end under them."""
     command = [sys.executable, "-m", "sphere", "train", "--preset", "probe-crl", "--out", str(tmp_path / "fleet")]
-    command += ["--ppo.rollout-steps", "5120"]  # a first iteration that outlasts the way of a signal
+    command += ["--ppo.rollout-steps", "51200"]  # a first iteration without an end: hundreds of thousands of steps
     # without what earlier tests compiled: else threads may be past it before the signal comes
-    anew = os.environ | {"JAX_ENABLE_COMPILATION_CACHE": "false"}
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=anew)
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "fleet" / "fleet.json").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    time.sleep(0.5)
-    guard = threading.Timer(120, process.kill)
-    guard.start()
+    hold = Hold(tmp_path / "hold", iterations=1)
+    environment = os.environ | hold.environment | {"JAX_ENABLE_COMPILATION_CACHE": "false"}
+    process = processes.start(command, stderr=subprocess.PIPE, env=environment)
+    processes.until(lambda: hold.done(tmp_path / "fleet") == 0, process)  # it is in its first iteration
     process.send_signal(signal.SIGINT)
     # Two signals while the main thread is in XLA would count as one: the second comes when the first was understood.
     heard = process.stderr.readline()
     process.send_signal(signal.SIGINT)  # leaves at once
     said = process.communicate()[1]
-    guard.cancel()
     assert heard.startswith("stopping:"), heard + said
     assert process.returncode == 130, said
     assert "Traceback" not in said
