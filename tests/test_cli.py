@@ -17,7 +17,8 @@ from fleets import TINY, Hold
 from made_runs import settings, write_run
 
 import sphere.__main__ as entry
-from sphere.cli.main import main, render
+from sphere.cli import render
+from sphere.cli.main import main, run
 from sphere.cli.show import show_text
 from sphere.cli.verify import GOLDEN
 from sphere.presets import PRESETS
@@ -234,7 +235,7 @@ def test_a_setting_of_another_kind_is_named(tmp_path, capsys):
 
 
 def test_python_m_sphere_is_the_same_program():
-    assert entry.run is main.run
+    assert entry.run is run
 
 
 def test_ctrl_c_before_the_first_iteration_leaves_cleanly(tmp_path):
