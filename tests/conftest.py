@@ -13,7 +13,9 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 # Many processes share a GPU, each of which would take three quarters of its memory.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
+import hypothesis
 import jax
+import processes
 import pytest
 from jaxtyping import install_import_hook
 
@@ -23,6 +25,18 @@ install_import_hook("sphere", "shapes.check").__enter__()
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # On a GPU float32 products default to TF32, ten bits short of the references.
 jax.config.update("jax_default_matmul_precision", "highest")
+
+
+# Neither is a machine that is busy a failure.
+hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("patient")
+
+
+@pytest.fixture(autouse=True)
+def nothing_outlives_its_test():
+    """Also not what a test that failed has started."""
+    yield
+    processes.end_all()
 
 
 @pytest.fixture

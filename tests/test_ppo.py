@@ -2,7 +2,6 @@
 
 import dataclasses
 from functools import partial
-from pathlib import Path
 
 import equinox as eqx
 import jax
@@ -17,15 +16,14 @@ from sphere.algos.ppo import PPO, Metrics
 from sphere.algos.ppo_equations import LARGEST_LOG_RATIO, Batch, Rollout, actor_loss, adapt_rate, gae, prepare
 from sphere.algos.source import Wanted
 from sphere.cli.replay import verify_update
+from sphere.cli.verify import GOLDEN
 from sphere.envs.source import Environments
 from sphere.envs.statistics import Statistics
 from sphere.methods import Sphere
 from sphere.nets import NetConfig
 
-GOLDEN = Path(__file__).parents[2] / "shared" / "golden" / "ppo_update.npz"
+RECORDED = GOLDEN / "ppo_update.npz"
 OBS, ACT = 7, 3
-
-golden = pytest.mark.skipif(not GOLDEN.exists(), reason=f"the recorded updates are not there: {GOLDEN}")
 
 # Small, and few: most of the time of this file goes into compiling these programs.
 TINY = NetConfig(kind="mlp", width=8, depth=1)
@@ -141,19 +139,17 @@ def test_a_policy_far_from_the_one_that_acted_makes_no_infinities(distance, adva
 # Recorded updates of the released code --------------------------------------------------------------------------------
 
 
-@golden
 def test_every_recorded_update_is_reproduced():
-    found = verify_update(GOLDEN)
+    found = verify_update(RECORDED)
     assert [f"{d.case}/{d.name}: {d.found:.2g} > {d.target:.2g}" for d in found if not d.passed] == []
-    with np.load(GOLDEN) as file:
+    with np.load(RECORDED) as file:
         results = {key for key in file.files if "_after/" in key or key.endswith(("_loss", "mean_before"))}
         results -= {key for key in file.files if key.startswith("none/") and key.endswith("sphere_loss")}
     assert results == {f"{d.case}/{d.name}" for d in found}  # nothing recorded is passed over
 
 
-@golden
 def test_a_single_wrong_parameter_is_found(tmp_path):
-    with np.load(GOLDEN) as file:
+    with np.load(RECORDED) as file:
         arrays = {key: file[key] for key in file.files if key.startswith("none/")}
     name = "actor_after/experts/layer2/kernel"
     arrays[f"none/{name}"] = arrays[f"none/{name}"].copy()
@@ -357,6 +353,11 @@ def test_gae_equals_the_textbook_double_sum():
 def small(**settings):
     shape = {"num_envs": 3, "rollout_steps": 3, "batch_size": 3, "actor": TINY, "critic": TINY, "methods": ()}
     return PPO(**{**shape, **settings})
+
+
+def with_methods(config, *methods):
+    """The same settings with these methods and no others."""
+    return dataclasses.replace(config, methods=methods)
 
 
 def test_a_time_limit_is_bootstrapped_and_a_termination_is_not():

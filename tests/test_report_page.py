@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from made_runs import TASKS, settings, write_comparison, write_run
+from processes import PATIENCE
 
 from sphere.report.figures import curves, dominant_direction, save, tsne_panels, write_figures
 from sphere.report.load import load
@@ -285,7 +286,7 @@ def test_the_other_loopback_serves_too(tmp_path):
 
 def get(url: str, **headers: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=10) as answer:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers)) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:
@@ -350,7 +351,7 @@ def test_a_directory_without_runs_yet_can_be_watched(tmp_path):
 def browser():
     playwright = pytest.importorskip("playwright.sync_api", reason="no playwright; pip install -e '.[dev]'")
     with playwright.sync_playwright() as started:
-        found = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        found = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=1000 * PATIENCE)
         yield found
         found.close()
 
@@ -373,6 +374,7 @@ def opened(browser, report):
 
     def at(width: int, scheme: str = "light", url: str = ""):
         context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        context.set_default_timeout(1000 * PATIENCE)
         contexts.append(context)
         page = context.new_page()
         address = url or (report / "index.html").as_uri()
@@ -511,4 +513,4 @@ def test_a_change_of_records_shows_on_the_live_page(live, opened):
     page = opened(1280, url=url + "/")
     assert "2,000" in page.locator("#runs").inner_text()
     write_run(path / "b", settings(seed=1))
-    page.locator("#runs").get_by_text("9,000").wait_for(timeout=10_000)
+    page.locator("#runs").get_by_text("9,000").wait_for()

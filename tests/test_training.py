@@ -8,17 +8,17 @@ import shutil
 import signal
 import sys
 import threading
-import time
 import types
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import fleets
 import jax
 import kill
 import numpy as np
+import processes
 import pytest
 from fleets import TINY
+from processes import PATIENCE
 
 from sphere.algos import ppo
 from sphere.envs.pool import WorkerError
@@ -160,17 +160,14 @@ class Slow:
     def advance_group(self, group, order):
         number = self.fleet.groups.index(group)
         if number == 0:
-            assert self.may.acquire(timeout=60)
+            assert self.may.acquire(timeout=PATIENCE)
         self.done[number].append(order.iteration)
         metrics = {"iteration": np.full(len(group.seeds), order.iteration)}
         return Report(metrics, Episodes(*(np.zeros(0) for _ in Episodes._fields)))
 
-    def fast(self, count):
-        """Wait until the second group has done so many."""
-        deadline = time.monotonic() + 60
-        while len(self.done[1]) < count and time.monotonic() < deadline:
-            time.sleep(0.001)
-        time.sleep(0.05)  # would it go further?
+    def fast(self):
+        """How many the second group has done when it has done all that it was given."""
+        self.fleet.threads[1].submit(int).result(PATIENCE)
         return len(self.done[1])
 
     def ask(self, ahead):
@@ -184,7 +181,7 @@ def test_a_fast_group_does_not_wait_for_a_slow_one_but_within_limits(tmp_path, m
         left = AHEAD + 5
         for i in range(left):
             assert set(slow.ask(left - i - 1)) == {i}
-            assert slow.fast(min(i + 1 + AHEAD, left)) == min(i + 1 + AHEAD, left)
+            assert slow.fast() == min(i + 1 + AHEAD, left)
         assert not slow.fleet.queue
         assert slow.done == (list(range(left)), list(range(left)))
     finally:
@@ -198,14 +195,14 @@ def test_to_stop_the_slow_catch_up_and_what_nobody_has_begun_is_left(tmp_path, m
     def until_the_fifth(self, group, order):
         if self.fleet.groups.index(group) == 1 and order.iteration == 4:
             begun.set()
-            assert go_on.wait(60)
+            assert go_on.wait(PATIENCE)
         return whole(self, group, order)
 
     monkeypatch.setattr(Slow, "advance_group", until_the_fifth)
     monkeypatch.setattr(Group, "advance", slow.advance_group)
     try:
         assert set(slow.ask(ahead=20)) == {0}
-        assert begun.wait(60)
+        assert begun.wait(PATIENCE)
         assert set(slow.ask(ahead=0)) == {1}
         go_on.set()
         for i in (2, 3, 4):
@@ -228,7 +225,7 @@ def test_groups_go_into_the_next_task_by_themselves(tmp_path, monkeypatch):
     def advance(group, order):
         number = groups.index(group)
         if number == 0 and order.iteration == config.iterations_per_task - 1:
-            assert crossed.wait(60)
+            assert crossed.wait(PATIENCE)
         with one_at_a_time:  # two programs at once can hang on a CPU
             done = whole(group, order)
         if number == 1 and order.task_index == 1:
@@ -298,8 +295,7 @@ def test_overlap_goes_on_exactly_and_in_one_group_too(tmp_path):
 @pytest.mark.parametrize("kills", [3])
 def test_kill_nine_and_resume_equals_straight_through(straight, tmp_path, kills):
     """Real processes, killed at random moments; `python tests/kill.py 20` is the long form."""
-    killed = kill.train_with_kills(TINY, tmp_path / "killed", tmp_path / "cache", kills, seed=0)
-    assert killed == kills
+    kill.train_with_kills(TINY, tmp_path / "killed", tmp_path / "cache", kills, seed=0)
     assert_same(straight, tmp_path / "killed")
 
 
@@ -318,13 +314,12 @@ def test_a_damaged_newest_checkpoint_falls_back_and_says_so(straight, tmp_path, 
 
 def test_two_processes_on_one_directory(tmp_path):
     fleets.write(TINY, tmp_path / "fleet")
-    lock = run_directory.lock_directory(tmp_path / "fleet")
-    other = fleets.resume(tmp_path / "fleet", tmp_path / "cache")
-    said = other.communicate(timeout=120)[0]
+    with run_directory.lock_directory(tmp_path / "fleet"):
+        other = fleets.resume(tmp_path / "fleet", tmp_path / "cache")
+        said = processes.ended(other)
     assert other.returncode == 1
     assert "pid" in said
     assert "Traceback" not in said
-    lock.close()
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -387,26 +382,23 @@ def test_a_stop_asked_for_in_the_last_iteration_does_not_promise_more(tmp_path, 
 @pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
 def test_asked_to_stop_it_saves_and_leaves_and_resume_goes_on(straight, tmp_path, asked):
     fleets.write(TINY, tmp_path / "fleet")
-    process = fleets.resume(tmp_path / "fleet", tmp_path / "cache")
-    metrics = tmp_path / "fleet" / run_name(0, 0.0) / "metrics.jsonl"
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and (not metrics.exists() or metrics.stat().st_size == 0):
-        time.sleep(0.01)
-    workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    for pid in [process.pid, *map(int, workers)]:  # a terminal and a scheduler tell all processes
+    hold = fleets.Hold(tmp_path / "hold", iterations=3)
+    process = fleets.resume(tmp_path / "fleet", tmp_path / "cache", hold=hold)
+    processes.until(lambda: hold.reached(tmp_path / "fleet"), process)
+    workers = processes.children(process.pid)
+    assert workers
+    for pid in [process.pid, *workers]:  # a terminal and a scheduler tell all processes
         os.kill(pid, asked)
-    said = process.communicate(timeout=120)[0]
-    if process.returncode == 0:
-        pytest.fail(f"it ended before the signal came: {said}")
-    assert process.returncode == 130
+    said = processes.ended(process)
+    assert process.returncode == 130, said
     assert "stopped after step" in said
     assert "sphere resume" in said
     assert "Traceback" not in said
-    environment = metrics.with_name("environment.json")
+    environment = tmp_path / "fleet" / run_name(0, 0.0) / "environment.json"
     began = json.loads(environment.read_text()) | {"python": "2.7"}
     environment.write_text(json.dumps(began))
     second = fleets.resume(tmp_path / "fleet", tmp_path / "cache", "--workers", "2")  # a machine with other cores
-    said = second.communicate(timeout=180)[0]
+    said = processes.ended(second)
     assert second.returncode == 0, said
     assert "not the same python as before" in said
     assert_same(straight, tmp_path / "fleet")
@@ -458,19 +450,22 @@ def test_who_only_looks_whether_all_is_done_is_not_noted_as_its_machine(tmp_path
 
 def test_closing_a_fleet_waits_for_what_is_running_and_begins_nothing(tmp_path, monkeypatch):
     slow = Slow(tmp_path, monkeypatch)
-    running, begun = threading.Barrier(3), []
+    running, begun, ended = threading.Barrier(3), [], []
 
-    def half_a_second(group, order):
+    def until_the_rest_is_cancelled(group, order):
         begun.append(order.iteration)
-        running.wait(60)
-        time.sleep(0.5)
+        running.wait(PATIENCE)
+        processes.until(lambda: all(future.cancelled() for future in waiting))
+        ended.append(order.iteration)
 
-    monkeypatch.setattr(Group, "advance", half_a_second)
+    monkeypatch.setattr(Group, "advance", until_the_rest_is_cancelled)
     for _ in range(4):
         slow.fleet._begin_iteration()
-    running.wait(60)
+    waiting = [future for _, futures in list(slow.fleet.queue)[1:] for future in futures]
+    assert len(waiting) == 6
+    running.wait(PATIENCE)
     slow.fleet.close()
-    assert begun == [0, 0]
+    assert begun == ended == [0, 0]
 
 
 def test_whoever_has_plans_for_sigterm_keeps_them(tmp_path, monkeypatch):

@@ -27,7 +27,7 @@ USAGE = """usage: sphere COMMAND ...
   render   film a policy:             sphere render runs/first --task metaworld/push --out push.gif
   assets   get a suite's files:       sphere assets humanoidbench
   heldout  states to compare r_e(K):  sphere heldout humanoidbench
-  verify   compare with references:   sphere verify update FILE, sphere verify metaworld
+  verify   compare with references:   sphere verify update, sphere verify metaworld
   bench    measure this machine:      sphere bench update
 
 sphere COMMAND --help tells more, sphere --version which one this is."""

@@ -1,4 +1,4 @@
-"""Replays recorded references through this program and prints how far it is from them: `sphere verify update FILE`."""
+"""Replays recorded references through this program and prints how far it is from them: `sphere verify update`."""
 
 import dataclasses
 import zipfile

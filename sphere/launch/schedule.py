@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sphere.choices import method_name
-from sphere.experiments.cells import identity_of
 from sphere.storage import checkpoint
 from sphere.training.settings import FleetConfig, rebuild, run_name, with_run
 from sphere.variants import ALL_EXPERTS, PenaltyConfig
@@ -59,6 +58,8 @@ def singles(config: FleetConfig) -> list[FleetConfig]:
 
 def same_run(config: FleetConfig) -> tuple[str, int]:
     """Equal for two runs exactly if their numbers would be."""
+    from sphere.experiments.cells import identity_of  # here: the experiments import this module
+
     return identity_of(config), config.seeds[0]
 
 
@@ -138,7 +139,7 @@ def group(runs: Sequence[FleetConfig]) -> list[FleetConfig]:
     for run in runs:
         bare = dataclasses.replace(run.ppo, penalty=None)
         key = dataclasses.replace(run, rho=(0.0,), seeds=(0,), ppo=bare)
-        programs.setdefault(identity_of(key), []).append(run)
+        programs.setdefault(same_run(key)[0], []).append(run)
     found = []
     for members in programs.values():
         by_penalty: dict[PenaltyConfig | None, list[FleetConfig]] = {}
