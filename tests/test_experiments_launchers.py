@@ -16,10 +16,11 @@ import pytest
 from fleets import TINY, Hold
 from processes import PATIENCE, descendants, title, until, wait_until_gone
 
+from sphere.experiments.schedule import schedule
 from sphere.launch import launchers, on_ray
+from sphere.launch.jobs import Job, work
 from sphere.launch.launchers import Resources
 from sphere.launch.on_slurm import Work, submit
-from sphere.launch.schedule import Job, schedule, work
 from sphere.training.settings import Evaluation
 
 ROOT = Path(__file__).parents[1]
@@ -43,7 +44,7 @@ from pathlib import Path
 sys.path.insert(0, "tests")
 from test_experiments_launchers import CONFIGS
 from sphere.training.loop import Interrupted
-from sphere.launch.schedule import schedule
+from sphere.experiments.schedule import schedule
 from sphere.launch.launchers import LAUNCHERS, Resources
 jobs = [job for config in CONFIGS for job in schedule([config], Path(sys.argv[1])).open]
 try:

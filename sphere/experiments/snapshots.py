@@ -1,4 +1,4 @@
-"""Experiments that look at networks: a run's policy from its newest checkpoint, and states to look at it on."""
+"""Networks of runs: the policy of a run's newest checkpoint, and states to evaluate it on."""
 
 import functools
 import json
@@ -10,15 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sphere.experiments.cells import Scale
-from sphere.experiments.experiment import Found
+from sphere.experiments.experiment import Found, Scale
 from sphere.report.run import Run
 from sphere.storage import checkpoint
-from sphere.training.fleet import Fleet
-from sphere.training.settings import FleetConfig, rebuild, run_name
 
 FRESH_NOISE = 2**30
-"""Rollouts of an experiment draw noise under numbers that training does not reach."""
+"""Rollouts of an experiment draw their noise under iteration numbers that training does not reach."""
 
 
 class Snapshot(NamedTuple):
@@ -27,11 +24,11 @@ class Snapshot(NamedTuple):
     heldout: np.ndarray
     """The suite's held-out states as this actor sees them, [state, observation]."""
     rollout: np.ndarray
-    """States of the task that the run is at, met by acting as in training, [state, observation]."""
+    """States of the run's current task, visited by acting as in training, [state, observation]."""
 
 
 STATES: dict[Scale, int] = {"smoke": 256, "small": 4096, "paper": 4096}
-"""Of a run's rollouts, at least."""
+"""Number of states of a run's rollouts, at least."""
 
 
 def snapshot(run: Run, scale: Scale, fresh: bool = False) -> Snapshot | None:
@@ -46,20 +43,23 @@ def snapshot(run: Run, scale: Scale, fresh: bool = False) -> Snapshot | None:
 
 @functools.lru_cache(maxsize=16)  # runs of one fleet are wanted one after another, and opening it takes seconds
 def _opened(directory: Path, newest: str, count: int, fresh: bool) -> dict[str, Snapshot]:
-    config = rebuild(FleetConfig, json.loads((directory / "fleet.json").read_bytes()))
+    from sphere.experiments.configs import read, singles  # not at the top: these and the next take a second to import
+    from sphere.training.fleet import Fleet
+
+    config = read(json.loads((directory / "fleet.json").read_bytes()))
     fleet = Fleet(config, directory)
     try:
         if not fresh:
             fleet.resume()
         states = fleet.heldout
         if states is None:
-            raise ValueError(f"{directory} has no held-out states; train it with --evaluation.heldout 256")
+            raise ValueError(f"{directory} was trained without held-out states; train it with --evaluation.heldout 256")
         raw = np.broadcast_to(states, (len(config.runs), *states.shape))
         seen = raw.astype(np.float32) if fleet.statistics is None else fleet.statistics.normalise(raw)
         met = np.concatenate([_rollouts(group, count) for group in fleet.groups])
         return {
-            run_name(*one): Snapshot(jax.tree.map(lambda leaf, i=i: leaf[i], fleet.actor), seen[i], met[i])
-            for i, one in enumerate(config.runs)
+            name: Snapshot(jax.tree.map(lambda leaf, i=i: leaf[i], fleet.actor), seen[i], met[i])
+            for i, name in enumerate(singles(config))
         }
     finally:
         fleet.close()
@@ -77,13 +77,13 @@ def _rollouts(group: Any, count: int) -> np.ndarray:
 def batches(states: np.ndarray, size: int, count: int, seed: int = 0) -> np.ndarray:
     """[batch, state, observation]: each batch has different states, drawn from all."""
     if len(states) < size:
-        raise ValueError(f"{len(states)} states cannot give a batch of {size}; roll out more")
+        raise ValueError(f"{len(states)} states are too few for a batch of {size}; roll out more")
     rng = np.random.default_rng(seed)
     return np.stack([states[rng.choice(len(states), size, replace=False)] for _ in range(count)])
 
 
 def batch_size(scale: Scale) -> tuple[int, int]:
-    """States of a batch, as in the paper, and how many batches."""
+    """Number of states of a batch, as in the paper, and number of batches."""
     return (16, 8) if scale == "smoke" else (64, 100)
 
 
@@ -91,7 +91,7 @@ def first_snapshots(found: Found, labels: Sequence[str]) -> dict[str, Snapshot]:
     """Of the first seed of each label that has finished."""
     snapshots = {}
     for label in labels:
-        done = sorted((run for run in found.runs(label) if run.finished), key=lambda run: run.seed)
+        done = sorted(found.finished(label), key=lambda run: run.seed)
         if done and (one := snapshot(done[0], found.scale)):
             snapshots[label] = one
     return snapshots
