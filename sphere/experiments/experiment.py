@@ -10,11 +10,10 @@ from typing import Any
 from sphere.errors import nearest
 from sphere.experiments.cells import SEEDS, Cell, Scale, apart, at_scale, identity, identity_of
 from sphere.launch.schedule import Schedule, same_run, schedule, singles
+from sphere.report.comparison import Comparison, comparisons
 from sphere.report.load import load
 from sphere.report.run import Loaded, Run
-from sphere.report.scores import Scores
-from sphere.report.select import own_scores
-from sphere.report.summary import Comparison, comparisons
+from sphere.report.scores import Scores, own_scores
 from sphere.report.tables import Table
 from sphere.storage import run_directory
 from sphere.training.group import task_name
@@ -110,7 +109,10 @@ class Experiment:
             )
         labels = {_untasked(run_directory.plain(dataclasses.asdict(cell.config))): cell.label for cell in cells}
         loaded = load([places[key] for key in begun])
-        named = tuple(dataclasses.replace(run, method=labels[_untasked(_today(run.config))]) for run in loaded.runs)
+        named = tuple(
+            dataclasses.replace(run, method=labels[_untasked(_today(run_directory.read_config(run.path)))])
+            for run in loaded.runs
+        )
         waiting = [f"{wanted[key][0].label}, {_place(wanted[key][1])}" for key in wanted if key not in begun]
         notes = [f"not begun yet: {'; '.join(waiting)}"] if waiting else []
         return Found(scale, Loaded(named, (*notes, *loaded.notes)))

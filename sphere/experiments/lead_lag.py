@@ -4,11 +4,11 @@ import numpy as np
 
 from sphere.experiments.cells import cell
 from sphere.experiments.experiment import Experiment, Found, Results
-from sphere.report.comparison_tables import printed
+from sphere.report.comparison import band
+from sphere.report.comparison_tables import paper_cell
 from sphere.report.figures import COLOURS
 from sphere.report.paper import QUOTED
-from sphere.report.series import BLOCK, Series, best_lag, lagged_correlations, predict_one_step
-from sphere.report.summary import band
+from sphere.report.predictors import BLOCK, Series, best_lag, lagged_correlations, predict_one_step
 from sphere.report.tables import Cell, Measured, Table
 from sphere.training.progress import plural
 
@@ -20,9 +20,7 @@ TITLE = "Does r_e(K) run ahead of success? Sign flip, HumanoidBench, CRL"
 def series(found: Found) -> tuple[Series, Series] | None:
     """Success and r_e(K) at the evaluations that have both, means over runs."""
     one = found.comparison
-    bands = [
-        band(found.runs(LABEL), n) for n in (f"evaluation/success_{one.success.replace('-', '_')}", "heldout/ntk_rank")
-    ]
+    bands = [band(found.runs(LABEL), n) for n in (one.curve, "heldout/ntk_rank")]
     success, rank = bands
     if success is None or rank is None:
         return None
@@ -56,7 +54,7 @@ def results(found: Found) -> Results:
         "one-step regression: standardised coefficient": Measured(prediction.coefficient) if prediction else nothing,
         "one-step regression: p(beta <= 0)": Measured(prediction.not_positive) if prediction else nothing,
     }
-    theirs: dict[str, Cell] = {name: printed(QUOTED[name]) for name in ours} | {"lead-lag: best lag": "10"}
+    theirs: dict[str, Cell] = {name: paper_cell(QUOTED[name]) for name in ours} | {"lead-lag: best lag": "10"}
     rows: list[list[Cell]] = [[name, value, theirs[name]] for name, value in ours.items()]
     note = (
         f"{plural(len(pair[0].step), 'evaluation')}, means over {plural(len(found.runs(LABEL)), 'run')}. "

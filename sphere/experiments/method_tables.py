@@ -6,7 +6,7 @@ from sphere.experiments.cells import Cell, cell
 from sphere.experiments.experiment import Experiment, Found, Results
 from sphere.experiments.tables import last_value, value_at
 from sphere.report.comparison_tables import against_table, average_table, per_task_table
-from sphere.report.figures import curves, success_bars
+from sphere.report.figures import curves, score_bars
 from sphere.report.tables import Cell as Entry
 from sphere.report.tables import Table
 
@@ -43,10 +43,9 @@ def per_task(suite: str, protocol: str, labels: Sequence[str], source: str) -> E
     def results(found: Found) -> Results:
         one = found.comparison
         tables = [per_task_table(one, protocol), average_table(one), against_table(one)]
-        success = f"evaluation/success_{one.success.replace('-', '_')}"
         figures = {
-            "success-bars": success_bars(one),
-            "learning-curves": curves(one, protocol, [success, "evaluation/return"]),
+            "success-bars": score_bars(one),
+            "learning-curves": curves(one, protocol, one.score_curves),
         }
         return Results([table for table in tables if table.rows], figures)
 
@@ -62,7 +61,7 @@ def both_protocols(suite: str, labels: Sequence[str], source: str, what: str) ->
         return [one for protocol in ("rl", "crl") for one in methods(f"{suite}-{protocol}", labels)]
 
     def results(found: Found) -> Results:
-        return Results([average_table(found.comparison)], {"success-bars": success_bars(found.comparison)})
+        return Results([average_table(found.comparison)], {"success-bars": score_bars(found.comparison)})
 
     return Experiment(f"RL against CRL, {what}, {suite}", source, cells, results)
 

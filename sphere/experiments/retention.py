@@ -4,7 +4,7 @@ from sphere.experiments.experiment import Experiment, Found, Results
 from sphere.experiments.method_tables import PAIR, methods
 from sphere.experiments.tables import beside_paper, success
 from sphere.report.comparison_tables import continual_table
-from sphere.report.select import final_scores
+from sphere.report.scores import final_scores
 
 SOURCE = "tab:humanoidbench-crl5-avg-success"
 TITLE = "Success of the final policy on all tasks, HumanoidBench, CRL"

@@ -5,10 +5,10 @@ import numpy as np
 from sphere.experiments.cells import cell
 from sphere.experiments.experiment import Experiment, Found, Results
 from sphere.experiments.tables import AVERAGE, success
-from sphere.report.comparison_tables import printed
+from sphere.report.comparison_tables import paper_cell
 from sphere.report.figures import COLOURS, curves
 from sphere.report.paper import QUOTED, TABLES, Printed
-from sphere.report.scores import mean_std
+from sphere.report.statistics import mean_std
 from sphere.report.tables import Cell, Measured, Table
 
 RHO = (0.0, 1e-4, 5e-4, 1e-3, 5e-3, 1e-2, 5e-2)
@@ -38,7 +38,8 @@ def figure(found: Found):
 def results(found: Found) -> Results:
     labels = [*(f"rho={rho:g}" for rho in RHO), "MetaWorld, rho=0.001"]
     rows: list[list[Cell]] = [
-        [label, success(found.scores(label)) or Measured(float("nan")), printed(THEIRS.get(label))] for label in labels
+        [label, success(found.scores(label)) or Measured(float("nan")), paper_cell(THEIRS.get(label))]
+        for label in labels
     ]
     table = Table("rho-sweep", TITLE, ("HumanoidBench unless said otherwise", "success", "paper"), rows, AVERAGE)
     one = found.of_suite("humanoidbench")

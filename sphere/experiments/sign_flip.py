@@ -12,7 +12,7 @@ TITLE = "Sign flip of rho, HumanoidBench, CRL"
 
 def results(found: Found) -> Results:
     one = found.comparison
-    names = [f"evaluation/success_{one.success.replace('-', '_')}", "heldout/ntk_rank"]
+    names = [one.curve, "heldout/ntk_rank"]
     return Results([success_table(found, "sign-flip", TITLE, SOURCE, list(RHO))], {"curves": curves(one, "crl", names)})
 
 

@@ -8,9 +8,10 @@ import numpy as np
 from sphere.experiments.cells import Cell as Setting
 from sphere.experiments.experiment import Experiment, Found, Results
 from sphere.report import paper
-from sphere.report.comparison_tables import printed
+from sphere.report.comparison_tables import paper_cell
 from sphere.report.run import Run
-from sphere.report.scores import Scores, deviation, mean_std
+from sphere.report.scores import Scores
+from sphere.report.statistics import deviation, mean_std
 from sphere.report.tables import Cell, Measured, Table
 
 
@@ -43,7 +44,7 @@ def beside_paper(name: str, title: str, source: str, rows: Rows, note: str = "")
     for row, cells in rows.items():
         line: list[Cell] = [row]
         for column in columns:
-            line += [cells.get(column), printed(theirs.get(row, {}).get(column))]
+            line += [cells.get(column), paper_cell(theirs.get(row, {}).get(column))]
         body.append(line)
     return Table(name, title, ("", *head), body, " ".join([note, f"The paper's: {source}."]).strip())
 
@@ -90,9 +91,9 @@ def success_columns(
 
 
 def _bars(found: Found) -> dict[str, Any]:
-    from sphere.report.figures import success_bars
+    from sphere.report.figures import score_bars
 
-    return {"success-bars": success_bars(found.comparison)}
+    return {"success-bars": score_bars(found.comparison)}
 
 
 # Figures
@@ -141,6 +142,7 @@ def correlation_table(
 ) -> Table:
     """One correlation per label, beside the one that the paper's text gives."""
     rows: list[list[Cell]] = [
-        [label, str(len(x)), Measured(pearson(x, y)), printed(paper.QUOTED[quoted])] for label, (x, y) in points.items()
+        [label, str(len(x)), Measured(pearson(x, y)), paper_cell(paper.QUOTED[quoted])]
+        for label, (x, y) in points.items()
     ]
     return Table(name, title, ("", "points", "Pearson", "paper"), rows, note)

@@ -4,7 +4,8 @@ from sphere.experiments.experiment import Experiment, Found, Results
 from sphere.experiments.method_tables import PAIR, methods
 from sphere.experiments.tables import AVERAGE, beside_paper, success
 from sphere.report.comparison_tables import against_table
-from sphere.report.scores import Scores, iqm, iqr
+from sphere.report.scores import Scores
+from sphere.report.statistics import iqm, iqr
 from sphere.report.tables import Cell, Measured
 
 SOURCE = "tab:robust-10seed-stats"

@@ -11,7 +11,7 @@ from sphere.experiments.experiment import Experiment, Found, Results
 from sphere.experiments.method_tables import PAIR, methods
 from sphere.experiments.networks import snapshot
 from sphere.report.figures import tsne_panels
-from sphere.report.summary import short
+from sphere.report.labels import short
 from sphere.report.tables import Cell as Entry
 from sphere.report.tables import Measured, Table
 from sphere.spectrum import effective_rank
