@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from sphere.report.series import Series, best_lag, lagged_correlations, moving_blocks, predict_one_step
+from sphere.report.predictors import Series, best_lag, lagged_correlations, moving_blocks, predict_one_step
 
 
 def series(name, values, step=None):

@@ -254,6 +254,14 @@ QUOTED = {
 }
 """Numbers that stand in the text alone."""
 
+SCORE = "success"
+SUITES = {"metaworld": "MetaWorld", "humanoidbench": "HumanoidBench"}
+PROPOSED, BASELINES = "SPHERE", ("Top-K MoE", "PPO")
+ORDER = (
+    *("PPO", "PPO(10x)", "Top-K MoE", "Dense-MoE", "DS-MoE", "SoftMoE", "Expert-choice routing", "LN", "PW"),
+    *("C-CHAIN", "CBP", "ReDo", "Spectral Normalization", "Spectral Regularization", "Load balancing", "SPHERE"),
+)
+"""Methods in the order of its tables."""
 
 OTHERS = {
     "Spectral Normalization": ("tab:spectral-plasticity-baselines", "Spectral Normalization", "success"),

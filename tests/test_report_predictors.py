@@ -9,10 +9,10 @@ import pytest
 from made_runs import TASKS, settings, write_run
 from scipy.stats import spearmanr
 
-from sphere.report.comparison_tables import foretold_table
-from sphere.report.lead_lag import foretold, within_groups
+from sphere.report.comparison import comparisons
+from sphere.report.comparison_tables import predictors_table
 from sphere.report.load import load
-from sphere.report.summary import comparisons
+from sphere.report.predictors import early_predictors, within_groups
 
 
 def test_one_group_and_one_task_is_spearmans_correlation():
@@ -132,15 +132,15 @@ def test_it_reads_the_first_evaluation_and_the_end_of_every_task_but_the_first(t
         lambda seed, task, rho: seed + 10 * rho if task else -seed,  # the first task would say the contrary
         lambda seed, task, rho: [0, 1, 2, 3, 4][seed] if task == 1 or not rho else shuffled[seed] if task else seed,
     )
-    found = {one.metric: one for one in foretold(comparison)}
+    found = {one.metric: one for one in early_predictors(comparison)}
     a, b = np.arange(5), np.array(shuffled)
     expected = np.mean([1, 1, 1, spearmanr(a, b).statistic])
-    assert found["online/ntk_rank"].success.correlation == pytest.approx(expected)
-    assert found["online/ntk_rank"].success.pairs == 20
-    assert found["online/ntk_rank"].returns is None  # the same for all runs
+    assert found["online/ntk_rank"].score.correlation == pytest.approx(expected)
+    assert found["online/ntk_rank"].score.pairs == 20
+    assert found["online/ntk_rank"].second is None  # the same for all runs
     assert "heldout/dormant_ratio" not in found  # the same for all runs
     assert not [name for name in found if name.startswith("evaluation/") or "/load/" in name]
-    later = {one.metric: one for one in foretold(comparison, since=2)}["online/ntk_rank"].success
+    later = {one.metric: one for one in early_predictors(comparison, since=2)}["online/ntk_rank"].score
     assert later.correlation == pytest.approx(np.mean([1, spearmanr(a, b).statistic]))
     assert later.pairs == 10
 
@@ -167,18 +167,18 @@ def test_returns_are_those_of_the_last_evaluation_of_finished_tasks(tmp_path):
             lines = [line for line in lines if line["step"] < 9000]
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     (comparison,) = comparisons(load([tmp_path]))
-    found = {one.metric: one for one in foretold(comparison)}["online/ntk_rank"]
-    assert found.success is None
-    assert found.returns.correlation == pytest.approx(-1)
-    assert found.returns.pairs == 8
+    found = {one.metric: one for one in early_predictors(comparison)}["online/ntk_rank"]
+    assert found.score is None
+    assert found.second.correlation == pytest.approx(-1)
+    assert found.second.pairs == 8
 
 
 def test_a_run_that_lags_behind_does_not_empty_the_table(tmp_path):
     comparison = write(tmp_path / "runs", lambda seed, task, rho: seed, lambda seed, task, rho: seed)
-    whole = foretold(comparison)
+    whole = early_predictors(comparison)
     write_run(tmp_path / "runs" / "late", settings(9, 0.0), stop_at=1000)
     (comparison,) = comparisons(load([tmp_path]))
-    assert foretold(comparison) == whole
+    assert early_predictors(comparison) == whole
 
 
 def test_a_run_that_one_method_lacks_does_not_make_methods_independent(tmp_path):
@@ -186,30 +186,30 @@ def test_a_run_that_one_method_lacks_does_not_make_methods_independent(tmp_path)
     write(tmp_path, lambda seed, task, rho: seed, lambda seed, task, rho: seed, rhos=[0.0, 0.1, 0.2])
     shutil.rmtree(tmp_path / "rho0.2-seed4")
     (comparison,) = comparisons(load([tmp_path]))
-    found = {one.metric: one for one in foretold(comparison)}["online/ntk_rank"]
-    assert found.success.pairs == 3 * 4 * 2  # methods, seeds that all have, tasks
-    assert found.success.p > 1 / 24 - 0.01
+    found = {one.metric: one for one in early_predictors(comparison)}["online/ntk_rank"]
+    assert found.score.pairs == 3 * 4 * 2  # methods, seeds that all have, tasks
+    assert found.score.p > 1 / 24 - 0.01
 
 
 def test_beginnings_at_different_steps_or_at_the_end_are_not_compared(tmp_path):
     comparison = write(tmp_path, lambda seed, task, rho: seed, lambda seed, task, rho: seed, rhos=[0.0])
-    assert {one.metric: one for one in foretold(comparison)}["online/ntk_rank"].success.pairs == 10
+    assert {one.metric: one for one in early_predictors(comparison)}["online/ntk_rank"].score.pairs == 10
     path = tmp_path / "rho0-seed3" / "metrics.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines if line["step"] != 4000))
     (comparison,) = comparisons(load([tmp_path]))
-    assert {one.metric: one for one in foretold(comparison)}["online/ntk_rank"].success.pairs == 5
+    assert {one.metric: one for one in early_predictors(comparison)}["online/ntk_rank"].score.pairs == 5
     for seed in range(5):  # only the evaluations at the end of tasks are left
         path = tmp_path / f"rho0-seed{seed}" / "metrics.jsonl"
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         path.write_text("".join(json.dumps(line) + "\n" for line in lines if line["step"] % 3000 == 0))
     (comparison,) = comparisons(load([tmp_path]))
-    assert not foretold(comparison)
+    assert not early_predictors(comparison)
 
 
 def test_the_table_says_the_strongest_first_and_what_p_means(tmp_path):
     comparison = write(tmp_path, lambda seed, task, rho: -seed, lambda seed, task, rho: seed)
-    table = foretold_table(comparison)
+    table = predictors_table(comparison)
     assert table.rows[0][0] == "online/ntk_rank"
     assert table.rows[0][1].mean == pytest.approx(-1)
     assert "by chance" in table.note
@@ -219,4 +219,4 @@ def test_the_table_says_the_strongest_first_and_what_p_means(tmp_path):
 
 def test_too_few_runs_or_tasks_have_no_table(tmp_path):
     comparison = write(tmp_path, lambda seed, task, rho: seed, lambda seed, task, rho: seed, seeds=range(2))
-    assert not foretold_table(comparison).rows
+    assert not predictors_table(comparison).rows

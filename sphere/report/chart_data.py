@@ -6,47 +6,30 @@ from typing import Any
 
 import numpy as np
 
-from sphere.report.maps import load_map
-from sphere.report.summary import Band, Comparison, averages, band, metrics, short
+from sphere.report.comparison import Band, Comparison, band, load_map, metrics, task_band
+from sphere.report.labels import short
+from sphere.report.summary import averages
 
 MOST_RUNS = 20
 """Runs of a method that are drawn one by one; with more of them, the band says it."""
-
-NAMES = {
-    "evaluation/success_at_end": "success at the end of an episode",
-    "evaluation/success_once": "success at any step of an episode",
-    "evaluation/return": "return",
-    "ntk_rank": "r_e(K)",
-    "feature_rank": "r_e(A_last)",
-    "dormant_ratio": "dormant ratio",
-    "feature_norm": "feature norm",
-    "gradient_norm": "gradient norm",
-    "saturation": "actions cut off",
-    "overlap": "overlap",
-    "orthogonality": "orthogonality",
-    "silhouette": "silhouette",
-    "knn_jaccard": "kNN Jaccard",
-    "max_violation": "MaxVio",
-    "active_ratio": "active experts",
-    "routing_entropy": "routing entropy",
-    "trace_weight_entropy": "trace-weight entropy",
-}
-ROUTER = ("routing_entropy", "active_ratio", "max_violation")
+MOST_POINTS = 500
+"""Of a line. A longer one is thinned: a chart has about a thousand pixels."""
+MOST_COLUMNS = 200
+"""Of a heat map: each is as many rectangles as there are experts."""
 
 
-def spoken_metric(name: str) -> str:
-    return NAMES.get(name) or NAMES.get(name.split("/", 1)[-1]) or name.split("/", 1)[-1].replace("_", " ")
-
-
-def payload(comparison: Comparison) -> dict[str, Any]:
+def chart_data(comparison: Comparison) -> dict[str, Any]:
     return {
         "suite": comparison.suite,
+        "word": comparison.words.word,
+        "bounded": comparison.words.bounded,
         "tasks": [short(task) for task in comparison.tasks],
         "taskSteps": max(run.task_steps for run in comparison.runs),
         "methods": list(comparison.methods),
         "protocols": comparison.protocols,
         "bars": _bars(comparison),
         "curves": {protocol: _curves(comparison, protocol) for protocol in comparison.protocols},
+        "byTask": {protocol: _by_task(comparison, protocol) for protocol in comparison.protocols},
         "loads": {protocol: _loads(comparison, protocol) for protocol in comparison.protocols},
     }
 
@@ -72,32 +55,39 @@ def _curves(comparison: Comparison, protocol: str) -> dict[str, list[dict[str, A
     groups = [(m, runs) for m, p, runs in comparison.groups if p == protocol]
     names = metrics([run for _, runs in groups for run in runs])
     found = {name: [(m, band(runs, name)) for m, runs in groups] for name in names}
-    return {
-        name: [
-            {
-                "method": comparison.methods.index(m),
-                "colour": comparison.colour(m),
-                "dash": comparison.dash(m),
-                **_series(one),
-            }
-            for m, one in bands
-            if one is not None
-        ]
-        for name, bands in found.items()
-    }
+    return {name: [_series(comparison, m, one) for m, one in bands if one is not None] for name, bands in found.items()}
 
 
-def _series(one: Band) -> dict[str, Any]:
+def _by_task(comparison: Comparison, protocol: str) -> list[dict[str, Any]]:
+    """The score at the end of every task, where there are too many tasks for a table."""
+    if not comparison.many_tasks:
+        return []
+    groups = [(m, runs) for m, p, runs in comparison.groups if p == protocol]
+    return [_series(comparison, m, one) for m, runs in groups if (one := task_band(comparison, runs))]
+
+
+def _series(comparison: Comparison, method: str, one: Band) -> dict[str, Any]:
     runs = one.runs if len(one.runs) <= MOST_RUNS else ()
+    kept = thinned(len(one.step), MOST_POINTS)
     return {
-        "step": one.step,
-        "task": one.task,
-        "mean": one.mean,
-        "low": one.low,
-        "high": one.high,
+        "method": comparison.methods.index(method),
+        "colour": comparison.colour(method),
+        "dash": comparison.dash(method),
+        "step": one.step[kept],
+        "task": one.task[kept],
+        "mean": one.mean[kept],
+        "low": one.low[kept],
+        "high": one.high[kept],
         "count": len(one.runs),
-        "runs": [{"name": name, "values": values} for name, values in runs],
+        "runs": [{"name": name, "values": values[kept]} for name, values in runs],
     }
+
+
+def thinned(length: int, most: int) -> np.ndarray:
+    """Indices of at most so many of a line's points, evenly spaced; the last is always one of them."""
+    if length <= most:
+        return np.arange(length)
+    return np.ceil(np.arange(1, most + 1) * length / most).astype(int) - 1
 
 
 def _loads(comparison: Comparison, protocol: str) -> list[dict[str, Any]]:
@@ -109,7 +99,11 @@ def _loads(comparison: Comparison, protocol: str) -> list[dict[str, Any]]:
         chosen = [(run.name, load_map([run])) for run in runs[:MOST_RUNS]]
         if (mean := load_map(runs)) is not None and mean.runs > 1:
             chosen.insert(0, (f"mean of {mean.runs} runs, experts by load", mean))
-        views = [{"name": name, "step": one.step, "share": one.share} for name, one in chosen if one is not None]
+        views = []
+        for name, one in chosen:
+            if one is not None:
+                kept = thinned(len(one.step), MOST_COLUMNS)
+                views.append({"name": name, "step": one.step[kept], "share": one.share[:, kept]})
         if views:
             found.append({"method": comparison.methods.index(method), "views": views})
     return found

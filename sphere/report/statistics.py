@@ -1,4 +1,4 @@
-"""Bootstrap intervals over runs: of one method, of a ratio of two, and of the probability of improvement.
+"""Statistics of scores, with bootstrap intervals over runs; definitions and sources in docs/report.md.
 
 Under the continual protocol the tasks of a run belong to one agent, so runs are resampled whole. Where every task was trained
 alone (`independent_tasks`), runs are resampled within each task: the stratified bootstrap of Agarwal et al. (2021).
@@ -11,11 +11,112 @@ runs it is 75 either way: an interval cannot leave the range of the runs.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from scipy import stats
 
-from sphere.report.scores import Numbers, Scores, mean_of, pairs_won, same_tasks
+from sphere.report.scores import Scores, same_tasks
+
+Numbers = np.ndarray | np.floating
+"""A statistic of one table, or of each in a stack."""
+
+
+# Aggregates. Each also works on a stack [..., run, task], which is how the bootstrap calls it.
+
+
+def mean_of(table: np.ndarray) -> Numbers:
+    return table.mean(axis=(-2, -1))
+
+
+def iqm_of(table: np.ndarray) -> Numbers:
+    return _trimmed_mean(table.mean(axis=-1))
+
+
+def pooled_iqm_of(table: np.ndarray) -> Numbers:
+    return _trimmed_mean(table.reshape(*table.shape[:-2], -1))
+
+
+def _trimmed_mean(values: np.ndarray) -> Numbers:
+    """Mean of what is left when a quarter, rounded down, is cut from both ends (scipy's trim_mean)."""
+    count = values.shape[-1]
+    cut = count // 4
+    return np.sort(values, axis=-1)[..., cut : count - cut].mean(axis=-1)
+
+
+def mean_std(scores: Scores) -> tuple[float, float]:
+    """Mean over runs of their averages over tasks, and the population standard deviation over runs.
+
+    Population, because the paper's tables are: one success in five seeds is printed there as 0.20 +- 0.40. NaN for one run.
+    """
+    return float(scores.by_run().mean()), deviation(scores.by_run())
+
+
+def deviation(values: np.ndarray) -> float:
+    """Population standard deviation; of one value NaN, not 0: it says nothing about the next one."""
+    return float(np.std(values)) if len(values) > 1 else float("nan")
+
+
+def mean_of_task_deviations(scores: Scores) -> float:
+    """What the paper prints behind +- of an average: the mean over tasks of the deviations over runs."""
+    return float(np.mean([deviation(column) for column in scores.table.T]))
+
+
+def iqm(scores: Scores, over: Literal["runs", "runs and tasks"] = "runs") -> float:
+    """Interquartile mean, of the runs' averages (as in the paper) or of all runs on all tasks (as in rliable)."""
+    return float(iqm_of(scores.table) if over == "runs" else pooled_iqm_of(scores.table))
+
+
+def iqr(scores: Scores) -> float:
+    """75th minus 25th percentile of the runs' averages; of one run NaN."""
+    if len(scores.runs) == 1:
+        return float("nan")
+    low, high = np.percentile(scores.by_run(), [25, 75])
+    return float(high - low)
+
+
+def pairs_won(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+    """[task, our run, their run]: 1 where ours is better, a half where they are equal."""
+    first, second = ours.T[:, :, None], theirs.T[:, None, :]
+    return (first > second) + 0.5 * (first == second)
+
+
+def probability_of_improvement(ours: Scores, theirs: Scores) -> float:
+    """That a run of ours is better than one of theirs on a task drawn at random; ties count half."""
+    return float(pairs_won(ours.table, same_tasks(ours, theirs)).mean())
+
+
+# Continual World
+
+
+def average_performance(final: Scores) -> float:
+    """Mean over tasks of the score of the final policy."""
+    return mean_std(final)[0]
+
+
+def forgetting(own: Scores, final: Scores) -> dict[str, float]:
+    """Of each task: the score right after its own training minus that at the end, mean over runs."""
+    if set(own.runs) != set(final.runs):
+        apart = sorted(set(own.runs) ^ set(final.runs))
+        raise ValueError(f"run {', '.join(apart)} has only one of the two evaluations; forgetting needs both")
+    order = [final.runs.index(run) for run in own.runs]
+    lost = own.table - same_tasks(own, final)[order]
+    return dict(zip(own.tasks, lost.mean(axis=0).tolist(), strict=True))
+
+
+def forward_transfer(segment: Scores, reference: Scores) -> dict[str, float]:
+    """Of each task (AUC - AUC_ref) / (1 - AUC_ref), AUC the mean score over the task's own segment: of scores up to 1.
+
+    The reference's AUC is the mean over its runs (tasks trained alone). Tasks with AUC_ref = 1 are left out: nothing can
+    be better than that.
+    """
+    ours, alone = segment.table.mean(axis=0), same_tasks(segment, reference).mean(axis=0)
+    return {
+        task: float((a - b) / (1 - b)) for task, a, b in zip(segment.tasks, ours, alone, strict=True) if b < 1 - 1e-12
+    }
+
+
+# Bootstrap
 
 RESAMPLES = 2000
 CONFIDENCE = 0.95

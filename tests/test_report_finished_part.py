@@ -6,11 +6,12 @@ import math
 import pytest
 from made_runs import settings, write_run
 
-from sphere.report.comparison_tables import per_task_table, so_far_table, tables
+from sphere.report.comparison import comparisons
+from sphere.report.comparison_tables import finished_part_table, per_task_table, tables
 from sphere.report.load import load
 from sphere.report.page import render
 from sphere.report.paper import SUCCESS
-from sphere.report.summary import against, averages, comparisons
+from sphere.report.summary import against_baseline, averages
 from sphere.report.tables import Measured
 
 CW10 = [f"metaworld/{task}" for task in SUCCESS["metaworld", "crl"]["SPHERE"] if task != "average"]
@@ -29,7 +30,7 @@ def write(root, tasks, **stops):
 def test_what_all_have_finished_is_compared_with_the_papers_same_tasks(tmp_path):
     """Success is 0.75 after every task, so averages are 0.75 and ratios 1; of the paper's tasks these are the first two."""
     found = write(tmp_path, CW10, topk_0=6000, topk_1=7000, sphere_0=12000, sphere_1=8000)
-    table = so_far_table(found, "crl")
+    table = finished_part_table(found, "crl")
     assert table.columns == (
         *("method", "runs", "success", "mean, 95% interval", "paper"),
         *("ratio of averages", "probability of improvement", "paper's ratio"),
@@ -42,7 +43,7 @@ def test_what_all_have_finished_is_compared_with_the_papers_same_tasks(tmp_path)
     assert ours[5:7] == ["1.00 [1.00, 1.00]", "0.50 [0.50, 0.50]"]
     assert ours[7].mean == pytest.approx((0.98 + 0.70) / (0.98 + 0.0))
     assert "2 of 10 tasks" in table.title
-    assert "metaworld-crl-so-far" in [one.name for one in tables(found)]
+    assert "metaworld-crl-finished-part" in [one.name for one in tables(found)]
 
 
 def test_the_row_of_averages_says_of_how_many(tmp_path):
@@ -55,7 +56,7 @@ def test_the_row_of_averages_says_of_how_many(tmp_path):
 
 def test_other_tasks_than_the_papers_have_no_number_beside_them(tmp_path):
     found = write(tmp_path, CW10[:3], topk_0=6000, sphere_0=6000)
-    table = so_far_table(found, "crl")
+    table = finished_part_table(found, "crl")
     assert table.columns == (
         "method",
         "runs",
@@ -77,7 +78,7 @@ def test_tasks_from_scratch_stand_beside_the_paper_on_the_same_ones(tmp_path):
     assert top.paper.mean == pytest.approx((0.98 + 0.82) / 2)
     assert math.isnan(top.paper.std)
     assert ours.paper.mean == pytest.approx((0.96 + 1.00) / 2)
-    (one,) = against(found)
+    (one,) = against_baseline(found)
     assert one.paper_ratio == pytest.approx(1.96 / 1.80)
     assert per_task_table(found, "rl").rows[-1][2].mean == pytest.approx(0.90)
 
@@ -92,7 +93,7 @@ def test_a_task_that_the_paper_does_not_have_leaves_it_out(tmp_path):
 def test_it_is_there_only_while_it_is_needed(tmp_path, steps):
     """A run that has finished all makes the true average; one task is no average."""
     found = write(tmp_path, CW10[:3], topk_0=9000 if steps == 9000 else 6000, sphere_0=steps)
-    assert so_far_table(found, "crl").rows == []
+    assert finished_part_table(found, "crl").rows == []
     assert per_task_table(found, "crl").rows[-1][0] == "average"
 
 
