@@ -22,9 +22,6 @@ from sphere.storage.fleet_directory import read_fleet
 from sphere.training.fleet import KEEP_ALL, program_of
 from sphere.training.settings import FleetConfig, from_json
 
-EVALUATED = 2**31
-"""Rollouts of a loaded policy draw noise under numbers that training does not reach."""
-
 
 def load(path: str | Path, run: str | None = None) -> "Policy":
     """The policy of a run, from the newest good checkpoint of its fleet. `path`: the run's directory, or the fleet's and the

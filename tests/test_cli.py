@@ -15,11 +15,11 @@ import processes
 import pytest
 from fleets import TINY, Hold
 from made_runs import settings, write_run
+from sphere.cli.show import show_text
 
 import sphere.__main__ as entry
 from sphere.cli import render
 from sphere.cli.main import main, run
-from sphere.cli.show import show_text
 from sphere.cli.verify import GOLDEN
 from sphere.presets import PRESETS
 from sphere.storage.run_directory import plain

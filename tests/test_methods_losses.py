@@ -10,10 +10,10 @@ import networks
 import numpy as np
 import pytest
 import test_ppo
+from sphere.algos.losses import AS_IT_IS, Scene
 from test_ppo import ACT, OBS, experience, filled, hyper, on_device, random_batches, small, with_methods
 
 from sphere.algos import ppo
-from sphere.algos.losses import AS_IT_IS, Scene
 from sphere.algos.optimiser import clipped_adam
 from sphere.algos.ppo import Rollout
 from sphere.methods import CChain, LayerNorm, LoadBalance, Parseval, SpectralNorm, SpectralReg, Sphere

@@ -482,9 +482,9 @@ def test_minibatches_cover_the_rollout_once_per_epoch_and_metrics_are_means(monk
 
     order, metrics = orders(0, 0)
     want = prepare(state.nets["critic"], rollout, config.gamma, config.gae_lambda)
-    for rows, leaves in zip(order, seen, strict=True):
+    for chosen, leaves in zip(order, seen, strict=True):
         for found, whole in zip(leaves, want, strict=True):  # the fields of a sample stay together
-            np.testing.assert_array_equal(found, np.asarray(whole)[rows])
+            np.testing.assert_array_equal(found, np.asarray(whole)[chosen])
     epochs = order.reshape(5, 24)
     np.testing.assert_array_equal(np.sort(epochs, axis=1), np.tile(np.arange(24), (5, 1)))
     assert len({tuple(epoch) for epoch in epochs}) == 5

@@ -7,7 +7,7 @@ Experiments of one kind share a module. Each module has `EXPERIMENTS`, a diction
 import importlib
 from functools import cache
 
-from sphere.errors import nearest
+from sphere.errors import unknown
 from sphere.experiments.experiment import Experiment
 
 MODULES = ("ablations", "by_method", "correlations", "features", "over_training", "rho", "runtime")
@@ -22,5 +22,5 @@ def registry() -> dict[str, Experiment]:
 
 def find(name: str) -> Experiment:
     if name not in registry():
-        raise nearest("experiment", name, registry())
+        raise unknown("experiment", name, registry())
     return registry()[name]

@@ -39,9 +39,9 @@ def by_row_and_column(
 
 
 def _bars(found: Found) -> dict[str, Any]:
-    from sphere.report.figures import success_bars
+    from sphere.report.figures import score_bars
 
-    return {"success-bars": success_bars(found.comparison)}
+    return {"success-bars": score_bars(found.comparison)}
 
 
 def variant(label: str, name: str, **changes: Any) -> Arm:

@@ -6,10 +6,11 @@ import numpy as np
 
 from sphere.experiments.experiment import Found
 from sphere.report import paper
-from sphere.report.comparison_tables import printed
+from sphere.report.comparison import Comparison
+from sphere.report.comparison_tables import paper_cell
 from sphere.report.run import Run
-from sphere.report.scores import Scores, deviation, mean_std
-from sphere.report.summary import Comparison
+from sphere.report.scores import Scores
+from sphere.report.statistics import deviation, mean_std
 from sphere.report.tables import Cell, Measured, Table
 
 AVERAGE = (
@@ -29,7 +30,7 @@ def beside_paper(name: str, title: str, source: str, rows: Rows, note: str = "")
     for row, cells in rows.items():
         line: list[Cell] = [row]
         for column in columns:
-            line += [cells.get(column), printed(theirs.get(row, {}).get(column))]
+            line += [cells.get(column), paper_cell(theirs.get(row, {}).get(column))]
         body.append(line)
     return Table(name, title, ("", *head), body, " ".join([note, f"The paper's: {source}."]).strip())
 

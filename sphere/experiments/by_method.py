@@ -6,8 +6,8 @@ from sphere.experiments.arms import ARCHITECTURES, OF_SUITE, PAIR, methods
 from sphere.experiments.beside_paper import AVERAGE, beside_paper, success, success_metric
 from sphere.experiments.experiment import Experiment, Found, Results
 from sphere.report.comparison_tables import against_table, average_table, continual_table, per_task_table
-from sphere.report.scores import Scores, iqm, iqr
-from sphere.report.select import final_scores
+from sphere.report.scores import Scores, final_scores
+from sphere.report.statistics import iqm, iqr
 from sphere.report.tables import Cell, Measured
 
 PROTOCOLS = {"crl": "one agent through all tasks", "rl": "every task from scratch"}
@@ -17,12 +17,12 @@ def per_task(suite: str, protocol: str, source: str) -> Experiment:
     """All methods of a suite under one protocol, task by task."""
 
     def results(found: Found) -> Results:
-        from sphere.report.figures import curves, success_bars
+        from sphere.report.figures import curves, score_bars
 
         one = found.comparison
         tables = [per_task_table(one, protocol), average_table(one), against_table(one)]
         figures = {
-            "success-bars": success_bars(one),
+            "success-bars": score_bars(one),
             "learning-curves": curves(one, protocol, [success_metric(one), "evaluation/return"]),
         }
         return Results([table for table in tables if table.rows], figures)
@@ -35,9 +35,9 @@ def both_protocols(suite: str, labels: Sequence[str], what: str, source: str) ->
     """Average success under RL beside CRL."""
 
     def results(found: Found) -> Results:
-        from sphere.report.figures import success_bars
+        from sphere.report.figures import score_bars
 
-        return Results([average_table(found.comparison)], {"success-bars": success_bars(found.comparison)})
+        return Results([average_table(found.comparison)], {"success-bars": score_bars(found.comparison)})
 
     arms = methods(labels, f"{suite}-rl") + methods(labels, f"{suite}-crl")
     return Experiment(f"RL against CRL, {what}, {suite}", source, arms, results)

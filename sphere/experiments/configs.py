@@ -9,15 +9,14 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sphere.choices import method_name, with_actor, with_method
+from sphere.choices import method_name, tenfold, with_actor, with_learner, with_method
 from sphere.experiments.arms import Arm
 from sphere.experiments.experiment import Scale
-from sphere.nets import widened
 from sphere.presets import preset
-from sphere.report.labels import flatten, number
-from sphere.storage import run_directory
+from sphere.report.labels import number
+from sphere.storage.fleet_directory import UNIMPORTANT, flatten
 from sphere.training.progress import plural
-from sphere.training.settings import HOW, Evaluation, FleetConfig, rebuild, run_name, with_run
+from sphere.training.settings import Evaluation, FleetConfig, from_json, to_json
 from sphere.variants import ALL_EXPERTS
 
 SIZES = {"metaworld": (39, 4), "humanoidbench": (51, 19)}
@@ -30,23 +29,19 @@ def config_of(arm: Arm) -> FleetConfig:
     """At the paper's scale."""
     config = with_method(with_actor(preset(arm.preset), arm.actor), arm.method)
     if arm.actor == "ppo-10x":
-        wide = widened(config.ppo.actor, *SIZES[config.tasks[0].split("/")[0]], 10)
-        config = _with_ppo(config, actor=wide)
+        config = tenfold(config, *SIZES[config.suite])
     if arm.net:
-        config = _with_ppo(config, actor=dataclasses.replace(config.ppo.actor, **arm.net))
+        config = with_learner(config, actor=dataclasses.replace(config.learner.actor, **arm.net))
     if arm.penalty:
-        if config.ppo.penalty is None:
-            raise ValueError(
-                f"{arm.label}: method {arm.method!r} has no penalty whose settings could change; use sphere"
-            )
-        config = _with_ppo(config, penalty=dataclasses.replace(config.ppo.penalty, **arm.penalty))
+        config = with_learner(config, methods=tuple(_changed(arm, method) for method in config.learner.methods))
     if arm.rho is not None:
         config = dataclasses.replace(config, rho=(arm.rho,))
     return dataclasses.replace(config, tasks=config.tasks[: arm.tasks])
 
 
-def _with_ppo(config: FleetConfig, **changes: Any) -> FleetConfig:
-    return dataclasses.replace(config, ppo=dataclasses.replace(config.ppo, **changes))
+def _changed(arm: Arm, method: Any) -> Any:
+    """SPHERE with the arm's settings; other methods as they are."""
+    return dataclasses.replace(method, **arm.penalty) if method.name == "sphere" else method
 
 
 def at_scale(config: FleetConfig, scale: Scale, seeds: tuple[int, ...]) -> FleetConfig:
@@ -57,17 +52,16 @@ def at_scale(config: FleetConfig, scale: Scale, seeds: tuple[int, ...]) -> Fleet
     if scale == "small":
         shorter = dataclasses.replace(config.evaluation, every=config.evaluation.every // 10)
         return dataclasses.replace(config, steps_per_task=config.steps_per_task // 10, evaluation=shorter)
-    nets: dict[str, Any] = {
+    nets = {
         role: dataclasses.replace(net, width=net.width // 16, depth=2, token_size=16)
-        for role, net in (("actor", config.ppo.actor), ("critic", config.ppo.critic))
+        for role, net in config.learner.nets.items()
     }
-    ppo = dataclasses.replace(config.ppo, num_envs=4, rollout_steps=64, batch_size=64, epochs=2, **nets)
+    config = with_learner(config, num_envs=4, rollout_steps=64, batch_size=64, epochs=2, **nets)
     return dataclasses.replace(
         config,
         tasks=config.tasks[:2],
         steps_per_task=1024,
-        ppo=ppo,
-        simulator=dataclasses.replace(config.simulator, horizon=50),
+        source=dataclasses.replace(config.source, horizon=50),
         evaluation=Evaluation(every=256, episodes=2, heldout=32),
         checkpoint_every=2,
     )
@@ -82,31 +76,34 @@ def by_task(config: FleetConfig) -> list[FleetConfig]:
 
 # Single runs and their identity
 
-UNIMPORTANT = ("seeds", *HOW)
-"""Settings in which two runs may differ and still be the same experiment; the seed is compared by itself."""
 
-
-def identity(config: Mapping[str, Any]) -> str:
+def identity(settings: Mapping[str, Any]) -> str:
     """Of one run by its settings, its seed aside: runs of the same identity and seed have the same numbers.
 
     With rho 0 the penalty makes no difference, so it is no part of the identity then. What is not set is no part of it
     either, so that a setting added by a later version does not change the identity of older runs.
     """
-    rest = {name: value for name, value in config.items() if name not in UNIMPORTANT}
-    found = {name: number(value) for name, value in flatten(rest).items() if value is not None}
-    if not any(config["rho"]):
-        found = {name: value for name, value in found.items() if not name.startswith("ppo.penalty")}
-    return json.dumps(found, sort_keys=True)
+    found = {name: number(value) for name, value in flatten(settings).items() if value is not None}
+    left_out = {"seeds", *UNIMPORTANT}
+    penalty = "learner.methods.sphere." if not any(settings["rho"]) else None
+    return json.dumps(
+        {
+            name: value
+            for name, value in found.items()
+            if name not in left_out and value != {} and not (penalty and name.startswith(penalty))
+        },
+        sort_keys=True,
+    )
 
 
 def identity_of(config: FleetConfig) -> str:
-    return identity(run_directory.plain(dataclasses.asdict(config)))
+    return identity(to_json(config))
 
 
 def identity_on_any_task(config: FleetConfig) -> str:
     """Under RL the same for all tasks: a report joins runs of one arm whose tasks were trained apart."""
-    plain = run_directory.plain(dataclasses.asdict(config))
-    return identity({**plain, "tasks": []} if config.protocol == "rl" else plain)
+    settings = to_json(config)
+    return identity({**settings, "tasks": []} if config.protocol == "rl" else settings)
 
 
 def same_run(config: FleetConfig) -> tuple[str, int]:
@@ -116,12 +113,12 @@ def same_run(config: FleetConfig) -> tuple[str, int]:
 
 def singles(config: FleetConfig) -> dict[str, FleetConfig]:
     """The runs of a fleet by their names, each with settings of its own."""
-    return {run_name(*run): with_run(config, *run) for run in config.runs}
+    return {run.name: config.of_run(run) for run in config.runs}
 
 
-def read(config: Mapping[str, Any]) -> FleetConfig:
+def read(settings: Mapping[str, Any]) -> FleetConfig:
     """Settings of a run or a fleet from its record; what a later version has added gets its default."""
-    return rebuild(FleetConfig, config)
+    return from_json(settings)
 
 
 # Runs in one fleet
@@ -138,10 +135,14 @@ def shares_program(first: FleetConfig, second: FleetConfig) -> bool:
     plain = [identity_of(dataclasses.replace(one, rho=(0.0,))) for one in (first, second)]
     if plain[0] != plain[1]:
         return False
-    penalties = [one.ppo.penalty for one in (first, second) if any(one.rho)]
+    penalties = [_sphere(one) for one in (first, second) if any(one.rho)]
     if len(penalties) == 2:
         return penalties[0] == penalties[1]
-    return all(one is None or one.variant not in ALL_EXPERTS for one in penalties)
+    return all(one.variant not in ALL_EXPERTS for one in penalties)
+
+
+def _sphere(config: FleetConfig) -> Any:
+    return next((method for method in config.learner.methods if method.name == "sphere"), None)
 
 
 def fleets_of(runs: Sequence[FleetConfig], most: int) -> list[FleetConfig]:
@@ -157,8 +158,7 @@ def fleets_of(runs: Sequence[FleetConfig], most: int) -> list[FleetConfig]:
         ordered = sorted(some)
         for start in range(0, len(ordered), most):
             alike.setdefault(tuple(ordered[start : start + most]), []).append(rho)
-    penalty = next((run.ppo.penalty for run in runs if any(run.rho)), None)
-    whole = _with_ppo(dataclasses.replace(runs[0], rho=(0.0,)), penalty=penalty)
+    whole = next((run for run in runs if any(run.rho)), runs[0])  # its program has the penalty, if any has
     found = []
     for some_seeds, some_rho in alike.items():
         several = max(1, most // len(some_seeds))
@@ -176,8 +176,8 @@ def fleet_name(config: FleetConfig) -> str:
     digest = hashlib.sha256(json.dumps(runs).encode()).hexdigest()[:8]
     task_words = [task] if (task := _only_task(config)) else []
     method_words = [name] if (name := method_name(config)) != "none" else []
-    suite = config.tasks[0].split("/")[0]
-    return "-".join([suite, config.protocol, *task_words, config.ppo.actor.kind, *method_words, digest])
+    words = [config.suite, config.protocol, *task_words, config.learner.actor.kind, *method_words, digest]
+    return "-".join(words)
 
 
 def run_in_words(config: FleetConfig) -> str:
@@ -197,5 +197,5 @@ def fleet_in_words(config: FleetConfig) -> str:
     consecutive = len(seeds) > 2 and seeds == tuple(range(seeds[0], seeds[-1] + 1))
     spelled = f"{seeds[0]}-{seeds[-1]}" if consecutive else " ".join(map(str, seeds))
     rho = " ".join(f"{value:g}" for value in config.rho)
-    tasks = f"{plural(len(config.tasks), 'task')} x {config.iterations_per_task * config.iteration_steps:,} steps"
+    tasks = f"{plural(len(config.tasks), 'task')} x {config.task_steps:,} steps"
     return f"{plural(len(config.runs), 'run'):>8} (seeds {spelled}; rho {rho})  {tasks}"

@@ -6,12 +6,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, get_args
 
-from sphere.errors import nearest
+from sphere.errors import unknown
 from sphere.experiments.arms import Arm
+from sphere.report.comparison import Comparison, comparisons
 from sphere.report.run import Loaded, Run
-from sphere.report.scores import Scores
-from sphere.report.select import own_scores
-from sphere.report.summary import Comparison, comparisons
+from sphere.report.scores import Scores, own_scores
 from sphere.report.tables import Table
 
 Scale = Literal["smoke", "small", "paper"]
@@ -79,5 +78,5 @@ class Experiment:
         """With the arms of these labels alone."""
         for label in labels:
             if label not in self.labels:
-                raise nearest("method of this experiment", label, self.labels)
+                raise unknown("method of this experiment", label, self.labels)
         return dataclasses.replace(self, arms=tuple(arm for arm in self.arms if arm.label in labels))

@@ -64,7 +64,9 @@ def gather(experiment: Experiment, scale: Scale, seeds: Sequence[int] | None, ou
         )
     labels = {identity_on_any_task(arm.config): arm.label for arm in arms}
     loaded = load([places[key] for key in started])
-    runs = tuple(dataclasses.replace(run, method=labels[identity_on_any_task(read(run.config))]) for run in loaded.runs)
+    runs = tuple(
+        dataclasses.replace(run, method=labels[identity_on_any_task(read(run.settings))]) for run in loaded.runs
+    )
     missing = [f"{label}, {run_in_words(one)}" for key, (label, one) in every.items() if key not in started]
     notes = [f"not started yet: {'; '.join(missing)}"] if missing else []
     return Found(scale, Loaded(runs, (*notes, *loaded.notes)))

@@ -7,11 +7,11 @@ import numpy as np
 from sphere.experiments.arms import Arm
 from sphere.experiments.beside_paper import AVERAGE, success, success_metric, success_table
 from sphere.experiments.experiment import Experiment, Found, Results
-from sphere.report.comparison_tables import printed
+from sphere.report.comparison import band
+from sphere.report.comparison_tables import paper_cell
 from sphere.report.paper import QUOTED, TABLES, Printed
-from sphere.report.scores import mean_std
-from sphere.report.series import BLOCK, Series, best_lag, lagged_correlations, predict_one_step
-from sphere.report.summary import band
+from sphere.report.predictors import BLOCK, Series, best_lag, lagged_correlations, predict_one_step
+from sphere.report.statistics import mean_std
 from sphere.report.tables import Cell, Measured, Table
 from sphere.training.progress import plural
 
@@ -33,7 +33,7 @@ def sweep_results(found: Found) -> Results:
     from sphere.report.figures import curves
 
     rows: list[list[Cell]] = [
-        [label, success(found.scores(label)) or Measured(float("nan")), printed(THEIRS.get(label))]
+        [label, success(found.scores(label)) or Measured(float("nan")), paper_cell(THEIRS.get(label))]
         for label in (*SWEEP, ON_METAWORLD)
     ]
     table = Table("rho-sweep", SWEEP_TITLE, ("HumanoidBench unless said otherwise", "success", "paper"), rows, AVERAGE)
@@ -91,7 +91,7 @@ def lead_results(found: Found) -> Results:
         "one-step regression: standardised coefficient": Measured(prediction.coefficient) if prediction else nothing,
         "one-step regression: p(beta <= 0)": Measured(prediction.not_positive) if prediction else nothing,
     }
-    theirs: dict[str, Cell] = {name: printed(QUOTED[name]) for name in ours} | {"lead-lag: best lag": "10"}
+    theirs: dict[str, Cell] = {name: paper_cell(QUOTED[name]) for name in ours} | {"lead-lag: best lag": "10"}
     rows: list[list[Cell]] = [[name, value, theirs[name]] for name, value in ours.items()]
     note = (
         f"{plural(len(pair[0].step), 'evaluation')}, means over {plural(len(found.runs(NEGATIVE.label)), 'run')}. "

@@ -1,13 +1,13 @@
 """Which of the wanted runs exist, and how the others are grouped: runs of one program become one fleet."""
 
 import dataclasses
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from sphere.experiments.configs import fleet_name, fleets_of, identity_of, read, same_run, shares_program, singles
 from sphere.launch.jobs import Job
+from sphere.storage.fleet_directory import read_fleet
 from sphere.training.settings import FleetConfig
 
 MOST_RUNS = 20
@@ -54,8 +54,8 @@ def existing(root: Path) -> list[Job]:
     found = []
     for path in sorted(root.glob("*/fleet.json")):
         try:
-            config = dataclasses.replace(read(json.loads(path.read_bytes())), sharing=1)  # up to who resumes it
-        except (OSError, ValueError, TypeError):
+            config = dataclasses.replace(read(read_fleet(path.parent)["settings"]), sharing=1)  # up to who resumes it
+        except (OSError, ValueError, TypeError, KeyError):
             continue
         found.append(Job(config, path.parent))
     return sorted(found, key=lambda job: not job.finished)

@@ -1,7 +1,6 @@
 """Networks of runs: the policy of a run's newest checkpoint, and states to evaluate it on."""
 
 import functools
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,34 +42,30 @@ def snapshot(run: Run, scale: Scale, fresh: bool = False) -> Snapshot | None:
 
 @functools.lru_cache(maxsize=16)  # runs of one fleet are wanted one after another, and opening it takes seconds
 def _opened(directory: Path, newest: str, count: int, fresh: bool) -> dict[str, Snapshot]:
-    from sphere.experiments.configs import read, singles  # not at the top: these and the next take a second to import
-    from sphere.training.fleet import Fleet
+    from sphere.saved import SavedFleet  # not at the top: it takes a second to import
 
-    config = read(json.loads((directory / "fleet.json").read_bytes()))
-    fleet = Fleet(config, directory)
+    fleet = SavedFleet.open(directory)
+    policy = fleet.fresh() if fresh else fleet.policy
+    source = fleet.open_source()
     try:
-        if not fresh:
-            fleet.resume()
-        states = fleet.heldout
-        if states is None:
+        found = source.states()
+        if found is None:
             raise ValueError(f"{directory} was trained without held-out states; train it with --evaluation.heldout 256")
-        raw = np.broadcast_to(states, (len(config.runs), *states.shape))
-        seen = raw.astype(np.float32) if fleet.statistics is None else fleet.statistics.normalise(raw)
-        met = np.concatenate([_rollouts(group, count) for group in fleet.groups])
-        return {
-            name: Snapshot(jax.tree.map(lambda leaf, i=i: leaf[i], fleet.actor), seen[i], met[i])
-            for i, name in enumerate(singles(config))
-        }
+        seen, met = found.places["heldout"], _rollouts(source, policy, len(fleet.config.runs), count)
     finally:
-        fleet.close()
+        source.close()
+    return {
+        run.name: Snapshot(jax.tree.map(lambda leaf, i=i: leaf[i], policy), np.asarray(seen[i]), met[i])
+        for i, run in enumerate(fleet.config.runs)
+    }
 
 
-def _rollouts(group: Any, count: int) -> np.ndarray:
-    """[run, state, observation] of a group's runs, acting as in training."""
-    found = [np.zeros((len(group.seeds), 0, group.obs_size), np.float32)]
+def _rollouts(source: Any, policy: Any, runs: int, count: int) -> np.ndarray:
+    """[run, state, observation], acting as in training."""
+    found = [np.zeros((runs, 0, *source.spec.observation), np.float32)]
     while sum(part.shape[1] for part in found) < count:
-        rollout, _ = group.collector.collect(group.actor, group.program.rollout_steps, FRESH_NOISE + len(found))
-        found.append(np.asarray(rollout.obs).reshape(len(group.seeds), -1, group.obs_size))
+        data, _ = source.collect(policy, FRESH_NOISE + len(found))
+        found.append(np.asarray(data["obs"]).reshape(runs, -1, *source.spec.observation))
     return np.concatenate(found, axis=1)[:, :count]
 
 

@@ -8,7 +8,7 @@ which no version writes any more, so nothing is ever added to them.
 from collections.abc import Mapping
 from typing import Any
 
-FORMAT = 2
+from sphere.storage.files import FORMAT
 
 ACTORS = {
     "mlp": "PPO",
@@ -37,7 +37,7 @@ BOUNDARY = {
     "optimiser": True,
     "learning_rate": False,
     "statistics": True,
-    "mitigation": True,
+    "methods": True,
 }
 """What a task switch kept unless a record says otherwise: the first records do not mention it."""
 
@@ -80,6 +80,7 @@ def current(config: Mapping[str, Any]) -> dict[str, Any]:
         "score": "success_at_end",
         "columns": list(COLUMNS),
         "task_steps": _task_steps(ppo, int(config["steps_per_task"])),
+        "iteration_steps": _task_steps(ppo, 1),
         "seed": int(config["seeds"][0]),
         "numbers": found,
         "varies": ["rho"],
@@ -97,6 +98,7 @@ def settings(config: Mapping[str, Any]) -> dict[str, Any]:
     used |= {name.replace("_", "-"): value for name, value in others.items() if value is not None}
     source = {"kind": "environments", **SOURCE, **(config.get("simulator") or {})}
     source |= {name: config[name] for name in ("normalise_observations", "workers", "overlap") if name in config}
+    boundary = config.get("boundary") or {}
     moved = {"ppo", "simulator", "normalise_observations", "workers", "overlap"}
     kept = {name: value for name, value in config.items() if name not in moved}
     return {
@@ -107,7 +109,7 @@ def settings(config: Mapping[str, Any]) -> dict[str, Any]:
         **DEFAULTS,
         "plugins": [],
         **{name: value for name, value in kept.items() if name not in WANTED},
-        "boundary": BOUNDARY | (config.get("boundary") or {}),
+        "boundary": BOUNDARY | {"methods" if k == "mitigation" else k: v for k, v in boundary.items()},
     }
 
 
