@@ -128,11 +128,11 @@ class Place(NamedTuple):
     net: Callable
     x: Float[Array, "n *input"]
     trace: Trace
-    index: int
+    number: int
 
     @property
     def mixture(self) -> Mixture:
-        return self.trace.mixtures[self.index]
+        return self.trace.mixtures[self.number]
 
     @property
     def features(self) -> Gram:
@@ -140,7 +140,7 @@ class Place(NamedTuple):
 
     @property
     def gradients(self) -> Gram:
-        return gradient_gram(self.net, self.x, self.index)
+        return gradient_gram(self.net, self.x, self.number)
 
     @property
     def unweighted(self) -> Gram:
@@ -154,7 +154,7 @@ def all_layers(mixture: Mixture) -> Float[Array, ""]:
 
 
 def khatri_rao(p: Place) -> Float[Array, ""]:
-    return anisotropy(khatri_rao_gram(feature_blocks(p.mixture), gradient_blocks(p.net, p.x, p.index)))
+    return anisotropy(khatri_rao_gram(feature_blocks(p.mixture), gradient_blocks(p.net, p.x, p.number)))
 
 
 VARIANTS: dict[str, Callable[[PenaltyConfig, Place], Array | tuple[Array, ...]]] = {

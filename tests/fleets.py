@@ -12,12 +12,14 @@ import numpy as np
 import processes
 import pytest
 
-from sphere.algos.ppo import PPOConfig
+from sphere.algos.ppo import PPO
+from sphere.envs.source import Environments
 from sphere.nets import NetConfig
-from sphere.storage import run_directory
-from sphere.storage.fleet_directory import Records
+from sphere.storage import files
+from sphere.storage.fleet_directory import FleetDirectory
 from sphere.training import loop
-from sphere.training.settings import Evaluation, FleetConfig
+from sphere.training.describe import run_records
+from sphere.training.settings import Evaluation, FleetConfig, to_json
 
 ROOT = Path(__file__).parents[1]
 
@@ -26,7 +28,7 @@ TINY = FleetConfig(
     steps_per_task=640,
     seeds=(0, 1),
     rho=(0.0, 0.1),
-    ppo=PPOConfig(
+    learner=PPO(
         num_envs=4,
         rollout_steps=16,
         batch_size=32,
@@ -34,11 +36,21 @@ TINY = FleetConfig(
         actor=NetConfig(kind="top-k", width=8, depth=1, experts=3, top_k=2),
         critic=NetConfig(kind="mlp", width=8, depth=1),
     ),
-    normalise_observations=True,
+    source=Environments(normalise_observations=True, workers=1),
     evaluation=Evaluation(every=256, episodes=3, heldout=16),
     checkpoint_every=2,
-    workers=1,
 )
+SPEC = {"observation": (6,), "action": 2, "low": (-1.0, -1.0), "high": (1.0, 1.0)}
+"""Of the probe tasks above."""
+
+
+def changed(settings: Any, **changes: Any) -> Any:
+    """`dataclasses.replace`; of a fleet, settings of its source (workers, horizon, ...) too, by their own names."""
+    source = getattr(settings, "source", None)
+    own = {name: changes.pop(name) for name in list(changes) if source is not None and hasattr(source, name)}
+    if own:
+        changes["source"] = dataclasses.replace(changes.get("source", source), **own)
+    return dataclasses.replace(settings, **changes)
 
 
 def python_path(*first: Path) -> str:
@@ -76,8 +88,8 @@ class Hold:
 def write(config: FleetConfig, directory: Path) -> None:
     """The fleet's settings as `sphere train` leaves them at its start, so that `sphere resume` can do the rest."""
     directory.mkdir(parents=True)
-    run_directory.write_json(directory / "fleet.json", run_directory.plain(dataclasses.asdict(config)))
-    Records(config, directory, resume=False).close()
+    files.write_json(directory / "fleet.json", {"format": files.FORMAT, "spec": SPEC, "settings": to_json(config)})
+    FleetDirectory(directory, run_records(config, SPEC), None, resume=False).close()
 
 
 def resume(directory: Path, cache: Path, *words: str, hold: Hold | None = None) -> subprocess.Popen:

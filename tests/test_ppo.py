@@ -663,7 +663,7 @@ def test_collected_actions_are_not_clipped_and_successors_are_true():
     # Ten steps to an episode: one ended in every environment, by the time limit, and the return is its sum of rewards.
     np.testing.assert_array_equal(np.argwhere(rollout.done)[:, 1], 9)
     assert not rollout.terminated.any()
-    assert list(zip(outcomes.run, outcomes.index, strict=True)) == [(r, e) for r in range(2) for e in range(3)]
+    assert list(zip(outcomes.run, outcomes.episode, strict=True)) == [(r, e) for r in range(2) for e in range(3)]
     np.testing.assert_array_equal(outcomes.columns["length"], 10)
     returns = outcomes.columns["return"].reshape(2, 3)
     np.testing.assert_allclose(returns, rollout.reward[:, :10].sum(axis=1), rtol=1e-5)

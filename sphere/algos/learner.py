@@ -32,9 +32,9 @@ class DataSpec(NamedTuple):
 
 
 class Clock(NamedTuple):
-    iteration: Integer[Array, ""]
+    iteration: Integer[Any, ""]
     """The run's updates before this one."""
-    progress: Float[Array, ""]
+    progress: Float[Any, ""]
     """Of the task, from 0 to 1, when this iteration is done."""
 
 

@@ -234,7 +234,7 @@ class PPO(Learner):
             *shape, *spec.observation
         )
         action = np.zeros((*shape, spec.action), np.float32)
-        data = {"reward": zeros, "log_prob": zeros, "terminated": none, "done": none}
+        data: dict[str, Any] = {"reward": zeros, "log_prob": zeros, "terminated": none, "done": none}
         data |= {"obs": obs, "next_obs": obs, "action": action}
         return few, data, self.epochs * self.iteration_steps / few.rollout_steps
 

@@ -18,7 +18,7 @@ class Outcomes(NamedTuple):
 
     run: np.ndarray
     """Which run of the group, or of the fleet."""
-    index: np.ndarray
+    episode: np.ndarray
     """Which of the run's environments, or test sets."""
     columns: Mapping[str, np.ndarray]
     """By name: return, length, success_at_end, accuracy, ..."""
@@ -40,7 +40,7 @@ class Outcomes(NamedTuple):
         first = np.cumsum([0, *runs[:-1]])
         return Outcomes(
             np.concatenate([part.run + at for part, at in zip(parts, first, strict=True)]),
-            np.concatenate([part.index for part in parts]),
+            np.concatenate([part.episode for part in parts]),
             {name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns},
         )
 

@@ -94,9 +94,8 @@ def _differences(settings: Any, prefix: str = "") -> dict[str, Any]:
         value = getattr(settings, field.name)
         usual = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            kind = f"{field.name}." if prefix or field.name not in ("learner", "source") else ""
-            kind = f"{value.name}." if field.name == "learner" else kind
-            found |= _differences(value, prefix + kind)
+            named = {"learner": f"{getattr(value, 'name', '')}.", "source": ""}  # as on the command line
+            found |= _differences(value, prefix + named.get(field.name, f"{field.name}."))
         elif field.name == "methods" and isinstance(value, tuple):
             for method in value:
                 found |= {"method": "+".join(one.name for one in value)} | _differences(method, f"{method.name}.")

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import tyro
 
+from sphere.errors import unknown
+
 GOLDEN = Path(__file__).parents[1] / "golden"
 """Recordings of other programs. They come with the package; README.md beside them says what they hold."""
 
@@ -57,7 +59,7 @@ class Metaworld:
 
 
 def metaworld(arguments: list[str]) -> bool:
-    from sphere.envs import tasks, unknown
+    from sphere.envs import tasks
     from sphere.envs.metaworld_verify import verify
 
     options = tyro.cli(Metaworld, prog="sphere verify metaworld", args=arguments)

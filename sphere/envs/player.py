@@ -64,9 +64,9 @@ class Player:
             left[rows] = False
             first.append(Finished(rows, episode))
         found = outcomes(first, pool.num_envs // len(seeds))
-        order = np.lexsort((found.index, found.run))
+        order = np.lexsort((found.episode, found.run))
         columns = {name: column[order] for name, column in found.columns.items()}
-        return Outcomes(found.run[order], found.index[order], columns)
+        return Outcomes(found.run[order], found.episode[order], columns)
 
 
 def outcomes(finished: list[Finished], envs: int) -> Outcomes:

@@ -6,7 +6,6 @@ import numpy as np
 
 from sphere.experiments.experiment import Found
 from sphere.report import paper
-from sphere.report.comparison import Comparison
 from sphere.report.comparison_tables import paper_cell
 from sphere.report.run import Run
 from sphere.report.scores import Scores
@@ -43,11 +42,6 @@ def success_table(found: Found, name: str, title: str, source: str, labels: Sequ
 
 def success(scores: Scores | None) -> Measured | None:
     return None if scores is None else Measured(*mean_std(scores))
-
-
-def success_metric(comparison: Comparison) -> str:
-    """The metric of the records that these runs are compared by."""
-    return f"evaluation/success_{comparison.success.replace('-', '_')}"
 
 
 def value_at(runs: Sequence[Run], metric: str, place: int) -> Measured | None:

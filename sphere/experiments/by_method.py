@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from sphere.experiments.arms import ARCHITECTURES, OF_SUITE, PAIR, methods
-from sphere.experiments.beside_paper import AVERAGE, beside_paper, success, success_metric
+from sphere.experiments.beside_paper import AVERAGE, beside_paper, success
 from sphere.experiments.experiment import Experiment, Found, Results
 from sphere.report.comparison_tables import against_table, average_table, continual_table, per_task_table
 from sphere.report.scores import Scores, final_scores
@@ -23,7 +23,7 @@ def per_task(suite: str, protocol: str, source: str) -> Experiment:
         tables = [per_task_table(one, protocol), average_table(one), against_table(one)]
         figures = {
             "success-bars": score_bars(one),
-            "learning-curves": curves(one, protocol, [success_metric(one), "evaluation/return"]),
+            "learning-curves": curves(one, protocol, [one.curve, "evaluation/return"]),
         }
         return Results([table for table in tables if table.rows], figures)
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from sphere.experiments.arms import Arm
-from sphere.experiments.beside_paper import AVERAGE, success, success_metric, success_table
+from sphere.experiments.beside_paper import AVERAGE, success, success_table
 from sphere.experiments.experiment import Experiment, Found, Results
 from sphere.report.comparison import band
 from sphere.report.comparison_tables import paper_cell
@@ -69,7 +69,7 @@ def flip_results(found: Found) -> Results:
 
     one = found.comparison
     table = success_table(found, "sign-flip", FLIP_TITLE, FLIP_SOURCE, [arm.label for arm in FLIP])
-    return Results([table], {"curves": curves(one, "crl", [success_metric(one), "heldout/ntk_rank"])})
+    return Results([table], {"curves": curves(one, "crl", [one.curve, "heldout/ntk_rank"])})
 
 
 # Does r_e(K) fall before success does? Lagged correlations and a one-step prediction under the sign flip.
@@ -106,7 +106,7 @@ def lead_results(found: Found) -> Results:
 def _series(found: Found) -> tuple[Series, Series] | None:
     """Success and r_e(K) at the evaluations that have both, means over runs."""
     runs = found.runs(NEGATIVE.label)
-    score, rank = (band(runs, metric) for metric in (success_metric(found.comparison), "heldout/ntk_rank"))
+    score, rank = (band(runs, metric) for metric in (found.comparison.curve, "heldout/ntk_rank"))
     if score is None or rank is None:
         return None
     both = np.intersect1d(score.step, rank.step)

@@ -21,10 +21,9 @@ from typing import Any
 from sphere.envs.worker import leave_with
 from sphere.launch.jobs import Job, work
 from sphere.launch.launchers import Failure, say
-from sphere.storage import run_directory
 from sphere.training.loop import Interrupted
 from sphere.training.progress import plural
-from sphere.training.settings import FleetConfig, rebuild
+from sphere.training.settings import from_json, to_json
 
 STOPPED = 130  # exit code of a fleet that was stopped by a signal and has saved its state
 
@@ -45,7 +44,7 @@ class Child:
         config = dataclasses.replace(job.config, sharing=at_once)
         assert self.process.stdin is not None
         with self.process.stdin as told:
-            json.dump([run_directory.plain(dataclasses.asdict(config)), str(job.directory)], told)
+            json.dump([to_json(config), str(job.directory)], told)
         self.listener = threading.Thread(target=self._listen, daemon=True)
         self.listener.start()
 
@@ -132,7 +131,7 @@ def main() -> None:
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # the GPU is shared
     code = 0
     try:
-        work(Job(rebuild(FleetConfig, config), Path(directory)))
+        work(Job(from_json(config), Path(directory)))
     except Interrupted:
         code = STOPPED
     except (RuntimeError, ValueError, OSError) as error:

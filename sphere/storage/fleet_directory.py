@@ -131,9 +131,9 @@ class FleetDirectory:
 
     def episodes(self, step: int, task: str, task_index: int, kind: str, found: Outcomes) -> None:
         """A line for every outcome: when and on what, then its columns."""
-        for row, (run, index) in enumerate(zip(found.run, found.index, strict=True)):
+        for row, (run, episode) in enumerate(zip(found.run, found.episode, strict=True)):
             when = {"step": step, "task": task, "task_index": task_index, "kind": kind}
-            which = {"seed": self.seeds[int(run)], "episode": int(index)}
+            which = {"seed": self.seeds[int(run)], "episode": int(episode)}
             self.runs[int(run)].episode(when | which | {name: column[row] for name, column in found.columns.items()})
 
     def positions(self) -> list[dict[str, int]]:

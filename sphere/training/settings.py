@@ -139,12 +139,12 @@ class FleetConfig:
         names = tuple(self.varying)
         return [
             Run(seed, {"rho": 0.0} | self.learner.numbers | dict(zip(names, values, strict=True)), names)
-            for *values, seed in product(*self.varying.values(), self.seeds)
+            for seed, values in ((int(last), rest) for *rest, last in product(*self.varying.values(), self.seeds))
         ]
 
     def of_run(self, run: Run) -> "FleetConfig":
         """The settings of one run of the fleet: what its config.json holds."""
-        vary = {name: (run.numbers[name],) for name in self.vary}
+        vary: dict[str, tuple[float, ...]] = {name: (run.numbers[name],) for name in self.vary}
         return dataclasses.replace(self, seeds=(run.seed,), rho=(run.numbers["rho"],), vary=vary)
 
     @property

@@ -1,6 +1,6 @@
-"""What each method costs: `python -m benchmarks.mitigations`.
+"""What each method costs: `python -m benchmarks.methods`.
 
-Whole updates by `ppo.update_fleet` on synthetic rollouts with the paper's actor (Top-2 of ten experts, three layers of 256,
+Whole updates of fleets on synthetic rollouts with the paper's actor (Top-2 of ten experts, three layers of 256,
 observation 39, action 4) and critic, as in `benchmarks.update`: milliseconds per minibatch of a fleet, and how many times that
 of no method, measured beside it in the same process. CBP is timed where every unit is mature and units are replaced; ReDo at
 its period of 1,000 steps, none of them in the measurement, and once more as if every step were due.
@@ -17,42 +17,39 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.timing import count, device
-from benchmarks.update import ON_CPU, best, experience, fresh, settings
-from sphere.algos import ppo
-from sphere.algos.state import Mitigations, init_methods
-from sphere.choices import method_names, with_method
+from benchmarks.update import ON_CPU, best, experience, fresh, numbers, settings
+from sphere import registry
+from sphere.algos import fleet as rows
+from sphere.algos.learner import Clock
+from sphere.algos.ppo import PPO
+from sphere.algos.state import init_methods
 from sphere.methods import CBP, ReDo
-from sphere.training.settings import FleetConfig
-
-RHO = 0.1
 
 
-def programs(config: ppo.PPOConfig) -> dict[str, ppo.PPOConfig]:
+def programs(config: PPO) -> dict[str, PPO]:
     """The update of each method, none first."""
-    fleet = FleetConfig(ppo=config, rho=(0.0,))
-    found = {name: with_method(fleet, name).ppo for name in method_names()}
-    found["cbp"] = dataclasses.replace(found["cbp"], mitigations=Mitigations(cbp=CBP(maturity=0)))
-    found["redo, always due"] = dataclasses.replace(found["redo"], mitigations=Mitigations(redo=ReDo(period=1)))
-    return found
+    chosen = {"none": ()} | {name: (registry.method(name)(),) for name in registry.METHODS}
+    chosen |= {"cbp": (CBP(maturity=0),), "redo, always due": (ReDo(period=1),)}
+    return {name: dataclasses.replace(config, methods=methods) for name, methods in chosen.items()}
 
 
-def prepared(config: ppo.PPOConfig, fleet: int, repeats: int, seconds: float) -> Callable[[], float]:
+def prepared(config: PPO, fleet: int, repeats: int, seconds: float) -> Callable[[], float]:
     """A function that measures: milliseconds per minibatch of all runs together."""
     seeds = jnp.arange(fleet, dtype=jnp.uint32)
     state = fresh(config, fleet)
-    own = jax.jit(jax.vmap(partial(init_methods, config)))(state.actor, state.critic, seeds)
-    state = dataclasses.replace(state, mitigation=own)
-    rollout = jax.device_put(experience(config, fleet))
-    hyper = ppo.Hyper(*(jnp.full(fleet, number) for number in (RHO, config.learning_rate, config.final_learning_rate)))
+    own = jax.jit(jax.vmap(partial(init_methods, config.methods)))(state.nets, seeds)
+    state = dataclasses.replace(state, methods=own)
+    data = jax.device_put(experience(config, fleet)._asdict())
+    of_runs, clock = numbers(config, fleet), Clock(np.int32(0), np.float32(0.5))
     minibatches = config.epochs * config.num_envs * config.rollout_steps // config.batch_size
 
     def once() -> float:
         nonlocal state
         start = time.perf_counter()
-        state, metrics = ppo.update_fleet(config, state, hyper, rollout, seeds, np.int32(0), np.float32(0.5))
+        state, metrics = rows.update(config, state, of_runs, data, seeds, clock)
         jax.block_until_ready((state, metrics))
         elapsed = time.perf_counter() - start
-        if not bool(jnp.all(metrics.finite)):
+        if not bool(jnp.all(metrics["finite"])):
             raise RuntimeError("the synthetic update became NaN: its times mean nothing")
         return elapsed
 
