@@ -23,10 +23,13 @@ from sphere.report.tables import Measured
 from sphere.storage.run_directory import plain
 from sphere.training.settings import FleetConfig
 
-ASKED_FOR = """activation dense-backbones design-ablations expert-choice expert-count feature-rank gate-expert kfac kronecker
-humanoidbench-archs humanoidbench-bars humanoidbench-crl humanoidbench-rl layernorm lead-lag load-balance metaworld-archs
-metaworld-bars metaworld-crl metaworld-ntk metaworld-rl ntk-heldout ntk-online placement plasticity-diagnostics retention
-rho-sweep runtime sign-flip specialisation spectral-baselines sphere-ablation structures ten-seeds tsne""".split()
+ASKED_FOR = """
+activation dense-backbones design-ablations expert-choice expert-count feature-rank gate-expert kfac kronecker
+humanoidbench-archs humanoidbench-bars humanoidbench-crl humanoidbench-rl layernorm lead-lag load-balance
+metaworld-archs metaworld-bars metaworld-crl metaworld-ntk metaworld-rl ntk-heldout ntk-online placement
+plasticity-diagnostics retention rho-sweep runtime sign-flip specialisation spectral-baselines sphere-ablation
+structures ten-seeds tsne
+""".split()
 NAMES = list(registry())
 NETWORKS = ("feature-rank", "gate-expert", "kfac", "kronecker", "tsne")
 """These look at checkpoints, not only at records."""
@@ -40,7 +43,7 @@ def test_there_is_an_experiment_for_everything():
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_every_experiment_has_valid_settings(scale):
-    """FleetConfig, PPOConfig and the methods refuse what cannot be; labels are once per suite, protocol and task list."""
+    """Settings refuse what is impossible; a label occurs once per suite, protocol and task list."""
     for name in NAMES:
         arms = wanted(find(name), scale)
         labels = [(arm.label, arm.config.protocol, arm.config.tasks) for arm in arms]

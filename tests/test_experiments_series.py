@@ -1,4 +1,4 @@
-"""Lagged correlation, one-step prediction and the moving-block bootstrap, against hand-computed values, numpy and scipy."""
+"""Lagged correlation, one-step prediction and moving-block bootstrap, against values by hand, numpy and scipy."""
 
 import numpy as np
 import pytest

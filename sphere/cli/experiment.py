@@ -55,11 +55,11 @@ class RunOptions(PlanOptions):
     """Train the missing fleets of an experiment and resume the unfinished ones."""
 
     launcher: Literal["local", "ray", "slurm"] = "local"
-    """local: on this machine. ray: on the Ray cluster of RAY_ADDRESS, or on this machine alone without it. slurm: as array
-    jobs. With ray and slurm all machines must see the output directory."""
+    """local: on this machine. ray: on the Ray cluster of RAY_ADDRESS, or on this machine alone without it. slurm: as
+    array jobs. With ray and slurm all machines must see the output directory."""
     at_once: int = 1
-    """local: number of fleets that are trained at the same time, each in a process of its own. They share cores and GPU, which
-    one fleet of a few runs does not use fully."""
+    """local: number of fleets that are trained at the same time, each in a process of its own. They share cores and
+    GPU, which one fleet of a few runs does not use fully."""
     cpus: int | None = None
     """Cores of a fleet. Default with ray: all of a node, or one GPU's share of it; with slurm: 8."""
     gpus: int | None = None
@@ -131,14 +131,12 @@ def run(arguments: list[str]) -> None:
     except Interrupted as stopped:
         raise Interrupted(f"{stopped.at}; repeat the command to resume") from None
     if failed:
-        told = "; ".join(f"{one.job.directory.name}: {one.reason}" for one in failed)
-        raise RuntimeError(
-            f"{len(failed)} of {plural(len(todo), 'fleet')} failed; fix the cause and repeat the command to resume: {told}"
-        )
+        reasons = "; ".join(f"{one.job.directory.name}: {one.reason}" for one in failed)
+        count = f"{len(failed)} of {plural(len(todo), 'fleet')}"
+        raise RuntimeError(f"{count} failed; fix the cause and repeat the command to resume: {reasons}")
     if options.launcher != "slurm":
-        say(
-            f"for tables and figures: sphere experiment report {options.name} --scale {options.scale} --out {options.out}"
-        )
+        words = f"{options.name} --scale {options.scale} --out {options.out}"
+        say(f"for tables and figures: sphere experiment report {words}")
 
 
 def report(arguments: list[str]) -> None:

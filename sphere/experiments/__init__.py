@@ -1,7 +1,7 @@
 """The tables and figures of the paper: which runs each of them needs, and how it follows from their records.
 
-Experiments of one kind share a module. Each module has `EXPERIMENTS`, a dictionary from the name on the command line to an
-`Experiment`; those that differ in a row are rows of one dictionary.
+Experiments of one kind share a module. Each module has `EXPERIMENTS`, a dictionary from the name on the command line to
+an `Experiment`; those that differ in a row are rows of one dictionary.
 """
 
 import importlib

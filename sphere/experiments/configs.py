@@ -127,8 +127,8 @@ def read(settings: Mapping[str, Any]) -> FleetConfig:
 def shares_program(first: FleetConfig, second: FleetConfig) -> bool:
     """Whether two single runs can be trained in one fleet without a change in their numbers.
 
-    They differ at most in seed and rho. With rho 0 a run is the same under any penalty, except for variants that look at
-    all experts: those compute densely, which changes the order of sums.
+    They differ at most in seed and rho. With rho 0 a run is the same under any penalty, except for variants that look
+    at all experts: those compute densely, which changes the order of sums.
     """
     if (first.tasks, first.protocol) != (second.tasks, second.protocol):  # quick, and the usual case
         return False

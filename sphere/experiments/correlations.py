@@ -1,4 +1,4 @@
-"""The approximations behind the penalty, batch by batch at the end of training on HumanoidBench: each is one correlation."""
+"""The approximations behind the penalty, batch by batch at the end of training on HumanoidBench."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -34,8 +34,8 @@ def feature_and_ntk_rank(actor: Any, states: jax.Array) -> tuple[jax.Array, jax.
 def kronecker_ranks(actor: Any, states: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Effective ranks of A kron G and of the block product A * G of an expert layer, for which the former stands in.
 
-    The latter is computed from its n^2 x n^2 Gram, (a_i . a_j) (g_k . g_l) summed over experts: no matrix of the size of
-    the parameters is formed.
+    The latter is computed from its n^2 x n^2 Gram, (a_i . a_j) (g_k . g_l) summed over experts: no matrix of the size
+    of the parameters is formed.
     """
     phi, psi = ntk.kronecker_factors(actor, states)[-2]
     n = len(states)
@@ -73,7 +73,7 @@ def correlation(
     note: str,
     logarithmic: bool = False,
 ) -> Experiment:
-    """Two numbers of every batch of states: a scatter plot, and their correlation beside the one in the paper's text."""
+    """Two numbers of every batch of states: a scatter plot, and their correlation beside the paper's."""
 
     def results(found: Found) -> Results:
         points = by_batch(found, PAIR, pair)
@@ -142,9 +142,9 @@ EXPERIMENTS = {
         kronecker_ranks,
         ("r_e of the Kronecker proxy", "r_e of the Khatri-Rao block"),
         "Pearson Kronecker proxy, Khatri-Rao",
-        "One point per batch of rollout states of one checkpoint, the first seed of each method, at the last hidden expert "
-        "layer. At the output layer, where the paper looks, the signal of a summed linear output is the same for all states, "
-        "and proxy and target would be equal.",
+        "One point per batch of rollout states of one checkpoint, the first seed of each method, at the last hidden "
+        "expert layer. At the output layer, where the paper looks, the signal of a summed linear output is the same "
+        "for all states, and proxy and target would be equal.",
     ),
     "kfac": correlation(
         "kfac",
@@ -153,9 +153,9 @@ EXPERIMENTS = {
         curvatures,
         ("q_GN", "q_KFAC"),
         "Pearson log q_KFAC, log q_GN",
-        "Correlation of logarithms. One point per batch of rollout states and random direction of rank one. Tokens are pairs "
-        "of a state and an expert that it met: a the expert's last features, g the signal at its output, its gate weight "
-        "included.",
+        "Correlation of logarithms. One point per batch of rollout states and random direction of rank one. Tokens are "
+        "pairs of a state and an expert that it met: a the expert's last features, g the signal at its output, its "
+        "gate weight included.",
         logarithmic=True,
     ),
 }

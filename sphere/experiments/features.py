@@ -71,7 +71,7 @@ def _blocks_figure(cosines: dict[str, float]) -> Any:
 TSNE_TITLE = "t-SNE of weighted expert features along the sequence, HumanoidBench, CRL"
 TSNE_NOTE = "Effective rank of the matrix of weighted features on the held-out states, of the first seed."
 TASKS = 5
-"""Of the sequence. A snapshot after task k is the end of a run on the first k tasks, which is how the whole run starts."""
+"""Of the sequence. A run on the first k tasks ends as the whole run is after task k."""
 
 
 def weighted_features(one: Snapshot) -> np.ndarray:

@@ -14,8 +14,8 @@ from sphere.report.page import render, write
 from sphere.report.tables import Table
 
 WARNINGS: dict[Scale, str] = {
-    "smoke": "SMOKE: a few steps of tiny networks on two tasks. It shows that everything from runs to page works; its numbers "
-    "say nothing about any method.",
+    "smoke": "SMOKE: a few steps of tiny networks on two tasks. It shows that everything from runs to page works; its "
+    "numbers say nothing about any method.",
     "small": "SMALL: a tenth of the paper's steps per task, three seeds unless said otherwise; not comparable with its "
     "numbers.",
 }

@@ -55,8 +55,8 @@ def plasticity_diagnostics() -> Experiment:
         "Gradient L2 norm": "heldout/gradient_norm",
     }
     note = (
-        "On held-out states at the last evaluation. The paper does not define its two norms (docs/diagnostics.md says what "
-        "ours are): compare methods with each other, not with it."
+        "On held-out states at the last evaluation. The paper does not define its two norms (docs/diagnostics.md says "
+        "what ours are): compare methods with each other, not with it."
     )
 
     def results(found: Found) -> Results:
@@ -80,8 +80,8 @@ def specialisation() -> Experiment:
         *("max_violation", "active_ratio", "routing_entropy"),
     )
     note = (
-        "Mean and standard deviation over runs, at the last evaluation, on states of the last rollout (the policy's own, with "
-        "its noise); the paper's are 512 states of its deterministic policy on Run."
+        "Mean and standard deviation over runs, at the last evaluation, on states of the last rollout (the policy's "
+        "own, with its noise); the paper's are 512 states of its deterministic policy on Run."
     )
 
     def results(found: Found) -> Results:

@@ -95,9 +95,9 @@ def lead_results(found: Found) -> Results:
     rows: list[list[Cell]] = [[name, value, theirs[name]] for name, value in ours.items()]
     note = (
         f"{plural(len(pair[0].step), 'evaluation')}, means over {plural(len(found.runs(NEGATIVE.label)), 'run')}. "
-        "Correlation of success with r_e(K) that many evaluations before. Regression of success on success and r_e(K) one "
-        f"evaluation before and a linear trend; moving-block bootstrap, blocks of {BLOCK}. A dash: a series does not vary, "
-        "or is too short."
+        "Correlation of success with r_e(K) that many evaluations before. Regression of success on success and r_e(K) "
+        f"one evaluation before and a linear trend; moving-block bootstrap, blocks of {BLOCK}. A dash: a series does "
+        "not vary, or is too short."
     )
     table = Table("lead-lag", LEAD_TITLE, ("", "ours", "paper"), rows, note)
     return Results([table], {"lead-lag": _lag_figure(correlations)})

@@ -30,7 +30,7 @@ def arm(label: str, method: str, experts: int) -> Arm:
 
 
 def hours_per_task(run: Run) -> float:
-    """The median time between two iterations, times the iterations of a task: compiling, evaluations and pauses left out."""
+    """The median time of an iteration times the iterations of a task, without compiling, evaluations and pauses."""
     events = [
         event for event in run_directory.read_events(run.path) if any(name.startswith("train/") for name in event)
     ]
@@ -50,8 +50,9 @@ def results(found: Found) -> Results:
         }
         for label in METHODS
     }
-    device = {(run.environment.get("device") or {}).get("kind", "unknown") for run in found.loaded.runs}
-    note = f"Ours on {', '.join(sorted(map(str, device)))}, one run at a time, without evaluations; the paper's on one A100."
+    devices = {(run.environment.get("device") or {}).get("kind", "unknown") for run in found.loaded.runs}
+    ours = ", ".join(sorted(map(str, devices)))
+    note = f"Ours on {ours}, one run at a time, without evaluations; the paper's on one A100."
     return Results([beside_paper("runtime", TITLE, SOURCE, rows, note)])
 
 

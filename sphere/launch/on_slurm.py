@@ -1,4 +1,4 @@
-"""Fleets as array jobs of Slurm, by submitit. A job that is preempted or out of time resumes from its last checkpoint."""
+"""Fleets as array jobs of Slurm, by submitit. A job that was preempted or out of time resumes from its checkpoint."""
 
 import shutil
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """Several fleets at the same time on this machine, each in a process of its own.
 
-A fleet of a few runs uses neither a GPU nor all cores: while its runs learn, its simulators wait. Each fleet starts fewer
-simulators, but none is bound to certain cores, so cores that one fleet does not use serve the others.
+A fleet of a few runs uses neither a GPU nor all cores: while its runs learn, its simulators wait. Each fleet starts
+fewer simulators, but none is bound to certain cores, so cores that one fleet does not use serve the others.
 """
 
 import dataclasses
