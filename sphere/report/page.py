@@ -27,6 +27,7 @@ FILES = {"tables": ("txt", "md", "tex", "csv"), "figures": ("svg", "pdf", "png")
 """What lies beside a page, by folder."""
 RECORDS = ("fleet.json", "config.json", METRICS, EPISODES)
 """By which the directory of a fleet or of a run is known."""
+MOST_LISTED = 30
 MOST_ROWS = 60
 """Of a table that people read; a longer one is written as CSV alone."""
 
@@ -156,8 +157,15 @@ def _first(runs: Sequence[Run], numbers: Sequence[str]) -> list[tuple[str, Run]]
 
 
 def _block(title: str, values: Any) -> Markup:
-    listed = {name: spell(value) for name, value in flatten(values).items()}
+    listed = {name: spell(_shortened(value)) for name, value in flatten(values).items()}
     return element("details", element("summary", title), two_columns(listed))
+
+
+def _shortened(value: Any) -> Any:
+    """Of a long list its ends: 400 tasks are all in config.json."""
+    if not isinstance(value, list) or len(value) <= MOST_LISTED:
+        return value
+    return [*value[:3], "…", value[-1], f"({len(value)})"]
 
 
 def notes_section(notes: Sequence[str]) -> Markup:

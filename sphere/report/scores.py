@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 
 from sphere.report.run import Run
-from sphere.storage.reader import KINDS
 
 Outcomes = Sequence[float] | np.ndarray
 """A number per episode."""
@@ -94,6 +93,9 @@ def same_tasks(ours: Scores, theirs: Scores) -> np.ndarray:
 # From runs
 
 
+NOTHING = np.array([], np.int64)
+
+
 class Selected(NamedTuple):
     scores: Scores | None
     """None if no run has all of it."""
@@ -132,9 +134,9 @@ def own_episodes(run: Run, task: str) -> np.ndarray:
 def _episodes(run: Run, task: str, kind: str, step: int | np.integer | None) -> np.ndarray:
     """Their scores. A task of a run is a visit: its name stands for one place in the sequence."""
     episodes = run.episodes
-    chosen = (episodes.task == run.tasks.index(task)) & (episodes.kind == KINDS.index(kind))
+    chosen = episodes.rows.get((run.tasks.index(task), kind), NOTHING)
     if step is not None:
-        chosen &= episodes.step == step
+        chosen = chosen[episodes.step[chosen] == step]
     return episodes.columns[run.score][chosen]
 
 

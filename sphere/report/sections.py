@@ -3,6 +3,7 @@
 import numpy as np
 
 from sphere.report import paper
+from sphere.report.chart_data import MOST_POINTS
 from sphere.report.comparison import Comparison, metrics, retention
 from sphere.report.comparison_tables import (
     against_table,
@@ -88,6 +89,8 @@ def _by_task(comparison: Comparison) -> list[Markup]:
 def _learning_curves(comparison: Comparison, names: list[str]) -> list[Markup]:
     words = element("b", comparison.words.word.capitalize())
     caption = joined(words, " on the task in training. ", BANDS, ZOOM, task_numbers(comparison))
+    if comparison.many_tasks:
+        caption = joined(caption, f"Of more than {MOST_POINTS} evaluations the last of each task are shown.")
     shown = [chart("lines", caption, comparison.curve)]
     for name in comparison.score_curves[1:]:
         if name in names:
