@@ -85,7 +85,8 @@ def _series(comparison: Comparison, method: str, one: Band) -> dict[str, Any]:
 
 
 def _shown(one: Band) -> np.ndarray:
-    """Points that are drawn. Of many tasks the last evaluation of each: a fixed stride would show some early and some late."""
+    """Points that are drawn. Of many tasks the last evaluation of each: a fixed stride would show some early and
+    some late."""
     if len(one.step) <= MOST_POINTS:
         return np.arange(len(one.step))
     ends = np.flatnonzero(np.append(np.diff(one.task) != 0, True))

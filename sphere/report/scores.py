@@ -1,7 +1,7 @@
 """Scores by run and task, and which episodes of a run they are made of.
 
-Every statistic takes `Scores`, never an array, so there is no axis to confuse. Episodes are averaged inside their run and
-task when scores are made: a run is one sample, however many episodes it was evaluated on.
+Every statistic takes `Scores`, never an array, so there is no axis to confuse. Episodes are averaged inside their run
+and task when scores are made: a run is one sample, however many episodes it was evaluated on.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -114,7 +114,8 @@ def final_scores(runs: Sequence[Run], tasks: Sequence[str] | None = None) -> Sel
 
 
 def segment_scores(runs: Sequence[Run], tasks: Sequence[str] | None = None) -> Selected:
-    """The mean score of each evaluation in a task's own segment, one entry each: their mean is Continual World's AUC."""
+    """The mean score of each evaluation in a task's own segment, one entry each: their mean is Continual World's
+    AUC."""
 
     def evaluations(run: Run, task: str) -> np.ndarray:
         index, steps = run.tasks.index(task), np.array([], np.int64)

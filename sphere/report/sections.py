@@ -30,8 +30,8 @@ RANKS = {
     "standardised/ntk_rank": " on held-out states, standardised",
 }
 BARS = (
-    " right after each task's own training, averaged over tasks. Whiskers: 95% bootstrap interval over runs; circles: single "
-    "runs"
+    " right after each task's own training, averaged over tasks. Whiskers: 95% bootstrap interval over runs; "
+    "circles: single runs"
 )
 BANDS = "Lines: mean over runs; bands: lowest to highest run. "
 ZOOM = "Drag to zoom and double-click to go back, or use the arrow, + and - keys. "
@@ -66,7 +66,8 @@ def section(comparison: Comparison, index: int) -> Markup:
         element("h3", "t-SNE of features"),
         element(
             "p",
-            "Run directories hold no features, so there are no panels here; sphere.report.figures.tsne_panels draws them.",
+            "Run directories hold no features, so there are no panels here; sphere.report.figures.tsne_panels draws "
+            "them.",
             class_="soft",
         ),
     ]
@@ -212,8 +213,8 @@ def _retention(comparison: Comparison) -> Markup:
     if not kept:
         return EMPTY
     told = (
-        f"{comparison.words.word.capitalize()} of one policy on every task (columns) after it was trained on each in turn "
-        "(rows), mean over CRL runs. Below the diagonal: what is left of what it had learnt."
+        f"{comparison.words.word.capitalize()} of one policy on every task (columns) after it was trained on each in "
+        "turn (rows), mean over CRL runs. Below the diagonal: what is left of what it had learnt."
     )
     layout = "pair" if len(comparison.tasks) <= 5 else "wide"
     return joined(element("h3", "Retention"), element("p", told, class_="soft"), element("div", *kept, class_=layout))
