@@ -76,7 +76,8 @@ def old_settings(seed=0, rho=0.0, protocol="crl", **changes) -> dict:
 
 
 def settings(seed=0, rho=0.0, protocol="crl", *, says: dict | None = None, **changes) -> dict:
-    """config.json of one run, format 2. `changes` are changes of its settings; `says` is what else it says of itself."""
+    """config.json of one run, format 2. `changes` are changes of its settings; `says` is what else it says of
+    itself."""
     chosen = _changed(SETTINGS, {"seeds": [seed], "rho": [rho], "protocol": protocol} | changes)
     return {
         "format": 2,
@@ -99,8 +100,8 @@ def settings(seed=0, rho=0.0, protocol="crl", *, says: dict | None = None, **cha
 
 
 def write_run(path: Path, config: dict, *, stop_at: int | None = None, shift: float = 0.0) -> Path:
-    """A run that gets better in every task: success k/4 at evaluation k; `stop_at` leaves it after that many steps. Format
-    1 or 2, as the config is."""
+    """A run that gets better in every task: success k/4 at evaluation k; `stop_at` leaves it after that many
+    steps. Format 1 or 2, as the config is."""
     path.mkdir(parents=True)
     (path / "config.json").write_text(json.dumps(config, indent=2))
     (path / "environment.json").write_text(json.dumps(ENVIRONMENT))

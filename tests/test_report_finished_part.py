@@ -1,5 +1,5 @@
-"""Runs that have not finished all tasks are compared on what all of them have finished, and nothing is called an average
-of more than it is of."""
+"""Runs that have not finished all tasks are compared on what all of them have finished, and nothing is called an
+average of more than it is of."""
 
 import math
 
@@ -28,7 +28,8 @@ def write(root, tasks, **stops):
 
 
 def test_what_all_have_finished_is_compared_with_the_papers_same_tasks(tmp_path):
-    """Success is 0.75 after every task, so averages are 0.75 and ratios 1; of the paper's tasks these are the first two."""
+    """Success is 0.75 after every task, so averages are 0.75 and ratios 1; of the paper's tasks these are the
+    first two."""
     found = write(tmp_path, CW10, topk_0=6000, topk_1=7000, sphere_0=12000, sphere_1=8000)
     table = finished_part_table(found, "crl")
     assert table.columns == (

@@ -92,7 +92,8 @@ def test_what_a_task_switch_keeps_makes_a_method_under_crl_alone(tmp_path):
 
 
 def test_runs_from_scratch_belong_to_the_only_sequences_of_their_settings(tmp_path):
-    """Else RL would not stand beside CRL, nor the baseline beside SPHERE, as soon as a boundary is not the usual one."""
+    """Else RL would not stand beside CRL, nor the baseline beside SPHERE, as soon as a boundary is not the usual
+    one."""
     for protocol in ("crl", "rl"):
         write_run(tmp_path / f"{protocol}-top-k", settings(protocol=protocol, boundary={"optimiser": False}))
         write_run(tmp_path / f"{protocol}-sphere", settings(protocol=protocol, boundary={"optimiser": False}, rho=0.1))

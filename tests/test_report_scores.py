@@ -1,4 +1,5 @@
-"""Statistics from their definitions: values computed by hand, scipy, and the coverage of the bootstrap on synthetic data."""
+"""Statistics from their definitions: values computed by hand, scipy, and the coverage of the bootstrap on
+synthetic data."""
 
 import numpy as np
 import pytest

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sphere.report.comparison import Band, Comparison, band, load_map, metrics, task_band
+from sphere.report.comparison import MOST_TASKS, Band, Comparison, band, load_map, metrics, task_band
 from sphere.report.labels import short
 from sphere.report.summary import averages
 
@@ -24,6 +24,7 @@ def chart_data(comparison: Comparison) -> dict[str, Any]:
         "word": comparison.words.word,
         "bounded": comparison.words.bounded,
         "tasks": [short(task) for task in comparison.tasks],
+        "manyTasks": comparison.many_tasks,
         "taskSteps": max(run.task_steps for run in comparison.runs),
         "methods": list(comparison.methods),
         "protocols": comparison.protocols,
@@ -68,7 +69,7 @@ def _by_task(comparison: Comparison, protocol: str) -> list[dict[str, Any]]:
 
 def _series(comparison: Comparison, method: str, one: Band) -> dict[str, Any]:
     runs = one.runs if len(one.runs) <= MOST_RUNS else ()
-    kept = thinned(len(one.step), MOST_POINTS)
+    kept = _shown(one)
     return {
         "method": comparison.methods.index(method),
         "colour": comparison.colour(method),
@@ -81,6 +82,16 @@ def _series(comparison: Comparison, method: str, one: Band) -> dict[str, Any]:
         "count": len(one.runs),
         "runs": [{"name": name, "values": values[kept]} for name, values in runs],
     }
+
+
+def _shown(one: Band) -> np.ndarray:
+    """Points that are drawn. Of many tasks the last evaluation of each: a fixed stride would show some early and
+    some late."""
+    if len(one.step) <= MOST_POINTS:
+        return np.arange(len(one.step))
+    ends = np.flatnonzero(np.append(np.diff(one.task) != 0, True))
+    points = ends if len(ends) > MOST_TASKS else np.arange(len(one.step))
+    return points[thinned(len(points), MOST_POINTS)]
 
 
 def thinned(length: int, most: int) -> np.ndarray:

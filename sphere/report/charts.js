@@ -139,13 +139,15 @@ function boundaries(frame, spec, x, edge, { width, height, names, range }) {
   const count = spec.tasks.length, long = Math.max(...spec.tasks.map((task) => task.length));
   const room = x(spec.taskSteps) - x(0);
   const full = long * 6.6 + 8 < room;
-  const every = full ? 1 : Math.max(1, Math.ceil(22 / room)); // numbers of two or three digits side by side
-  for (let task = 0; task < count; task += every) {
+  // numbers need room for their digits: every task, every second, fifth, tenth ...
+  const need = (`${count}`.length * 7 + 8) / room;
+  const every = full ? 1 : [1, 2, 5, 10, 20, 50, 100, 200, 500].find((some) => some >= need) || count;
+  for (let task = every - 1; task < count; task += every) {
     const from = task * spec.taskSteps, to = from + spec.taskSteps;
     if (to <= range[0] || from >= range[1]) continue;
-    if (from > range[0] && (every === 1 || room * every > 12)) node("line", { class: "boundary", x1: x(from), x2: x(from), y1: edge.top - (names ? 14 : 0), y2: height - edge.bottom }, frame);
+    if (from > range[0] && every === 1) node("line", { class: "boundary", x1: x(from), x2: x(from), y1: edge.top - (names ? 14 : 0), y2: height - edge.bottom }, frame);
     const middle = (Math.max(x(from), edge.left) + Math.min(x(to), width - edge.right)) / 2;
-    const half = (full ? spec.tasks[task].length : 1) * 3.4;
+    const half = (full ? spec.tasks[task].length : `${task + 1}`.length) * 3.4;
     if (names && middle - half >= edge.left - 4 && middle + half <= width)
       node("text", { class: "task", x: middle, y: 14, "text-anchor": "middle" }, frame, full ? spec.tasks[task] : `${task + 1}`);
   }
@@ -293,7 +295,8 @@ function drawHeat(box, spec) {
     const at = edge.left + (value / spec.view.step[count - 1]) * inner;
     node("text", { class: "axis-text", x: Math.min(at, width - 2), y: height - 10, "text-anchor": at > width - 24 ? "end" : at < edge.left + 12 ? "start" : "middle" }, svg, steps(value));
   }
-  for (let task = 1; task < spec.tasks.length; task++) {
+  const thick = (spec.taskSteps / spec.view.step[count - 1]) * inner < 4; // boundaries would hide the map
+  for (let task = 1; task < spec.tasks.length && !thick; task++) {
     const at = edge.left + ((task * spec.taskSteps) / spec.view.step[count - 1]) * inner;
     if (at < width - edge.right) node("line", { class: "boundary strong", x1: at, x2: at, y1: edge.top, y2: edge.top + experts * cell }, svg);
   }

@@ -179,8 +179,8 @@ class Load:
 
 
 def load_map(runs: Sequence[Run], place: str = "heldout") -> Load | None:
-    """Mean at every evaluation over the runs that have come so far. Experts of different runs have nothing to do with each
-    other, so they are sorted by load first."""
+    """Mean at every evaluation over the runs that have come so far. Experts of different runs have nothing to do
+    with each other, so they are sorted by load first."""
     names = {name for run in runs for name in run.curve.values if name.startswith(f"{place}/load/")}
     experts = sorted(int(name.rsplit("/", 1)[1]) for name in names)
     known = [run for run in runs if experts and all(f"{place}/load/{e}" in run.curve.values for e in experts)]
@@ -196,7 +196,8 @@ def load_map(runs: Sequence[Run], place: str = "heldout") -> Load | None:
 
 
 def retention(comparison: Comparison, runs: Sequence[Run]) -> np.ndarray | None:
-    """Mean score [after task, on task] over runs; NaN where nothing was evaluated; None if only the diagonal is known."""
+    """Mean score [after task, on task] over runs; NaN where nothing was evaluated; None if only the diagonal is
+    known."""
     count = len(comparison.tasks)
     tables = np.array([_after_tasks(run, count) for run in runs]).reshape(-1, count, count)
     known = np.isfinite(tables).any(axis=0)
@@ -208,7 +209,8 @@ def retention(comparison: Comparison, runs: Sequence[Run]) -> np.ndarray | None:
 
 
 def _after_tasks(run: Run, count: int) -> np.ndarray:
-    """[boundary, task]: mean score when training on a task was over; the task's own evaluation where there is no other."""
+    """[boundary, task]: mean score when training on a task was over; the task's own evaluation where there is no
+    other."""
     episodes, scores = run.episodes, run.episodes.columns[run.score]
     boundary, rest = np.divmod(episodes.step, run.task_steps)
     at_end = (rest == 0) & (boundary >= 1) & (boundary <= count)

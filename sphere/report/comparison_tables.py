@@ -86,8 +86,9 @@ def tenths_table(comparison: Comparison, protocol: str) -> Table:
         f"{word.capitalize()} by tenths of the sequence, {comparison.suite}, {protocol.upper()}",
         ("tasks", *methods),
         rows,
-        f"Mean and standard deviation over runs of the {word} right after each task's own training, averaged over the tasks "
-        f"of a row; of the runs that have finished these. Task by task: tables/{comparison.suite}-{protocol}-tasks.csv.",
+        f"Mean and standard deviation over runs of the {word} right after each task's own training, averaged over "
+        f"the tasks of a row; of the runs that have finished these. Task by task: "
+        f"tables/{comparison.suite}-{protocol}-tasks.csv.",
     )
 
 
@@ -178,7 +179,8 @@ def finished_part_table(comparison: Comparison, protocol: str) -> Table:
         f"Average {comparison.words.word}, {comparison.suite}, {protocol.upper()}, over {count}",
         tuple(columns[i] for i in kept),
         [[row[i] for i in kept] for row in rows],
-        "All runs have finished these, none has finished all. Intervals: bootstrap over runs. The paper's: means of its rows.",
+        "All runs have finished these, none has finished all. Intervals: bootstrap over runs. The paper's: means of "
+        "its rows.",
     )
 
 
@@ -237,10 +239,10 @@ def predictors_table(comparison: Comparison) -> Table:
         f"Diagnostics at a task's first evaluation and what was reached at its end, {comparison.suite}, CRL",
         ("diagnostic", *(head for name in names for head in (name, f"p ({name})", f"pairs ({name})"))),
         [[one.metric, *(cell for end in both for cell in cells(end))] for one, both in zip(found, ends, strict=True)],
-        "Rank correlations within each method and task, from the second task on, over runs that have finished the same tasks; "
-        "tasks on which all runs of a method begin or end alike, or whose first evaluations differ, are left out. "
-        f"p: share of {RESAMPLES:,} permutations of runs (by seed, where methods have the same seeds) with a correlation as "
-        f"strong. Of {count} correlations one in twenty has p below 0.05 by chance.",
+        "Rank correlations within each method and task, from the second task on, over runs that have finished the "
+        "same tasks; tasks on which all runs of a method begin or end alike, or whose first evaluations differ, are "
+        f"left out. p: share of {RESAMPLES:,} permutations of runs (by seed, where methods have the same seeds) with "
+        f"a correlation as strong. Of {count} correlations one in twenty has p below 0.05 by chance.",
     )
 
 

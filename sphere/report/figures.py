@@ -118,7 +118,8 @@ def score_bars(comparison: Comparison) -> Any:
 
 
 def curves(comparison: Comparison, protocol: str, names: Sequence[str], columns: int = 1) -> Any:
-    """Metrics over training: mean over runs, and a band from the lowest to the highest; a line ends where its task does."""
+    """Metrics over training: mean over runs, and a band from the lowest to the highest; a line ends where its task
+    does."""
     from matplotlib import pyplot
 
     groups = [(m, runs) for m, p, runs in comparison.groups if p == protocol]
@@ -264,8 +265,8 @@ def retention_matrices(comparison: Comparison) -> Any:
 def tsne_panels(panels: Mapping[str, Mapping[str, np.ndarray]], seed: int = 0) -> Any:
     """The paper's case study: method -> snapshot -> weighted features [state, feature] of the same held-out states.
 
-    A row per method, a column per snapshot. A state has the colour of the right singular direction on which its features have
-    the largest absolute projection. Needs scikit-learn.
+    A row per method, a column per snapshot. A state has the colour of the right singular direction on which its
+    features have the largest absolute projection. Needs scikit-learn.
     """
     from matplotlib import pyplot
 

@@ -32,7 +32,8 @@ def headline(comparison: Comparison) -> Markup:
     if few == 1:
         text += "One run of a method says nothing about the next one."
     elif few < 5:
-        # an interval cannot leave the range of the runs, and all of n runs lie on one side of the median once in 2^(n - 1)
+        # an interval cannot leave the range of the runs, and all n of them lie on one side of the median
+        # once in 2^(n - 1)
         text += f"{few} runs of a method are few: such intervals miss the truth about one time in {2 ** (few - 1)}."
     return element("p", text, class_="lead")
 
@@ -59,7 +60,8 @@ def _against(one: Against, begin: str, score: Score) -> str:
 
 
 def cards(comparison: Comparison) -> Markup:
-    """One per method and protocol, or with many methods of the continual protocol only: the average and how sure it is."""
+    """One per method and protocol, or with many methods of the continual protocol only: the average and how sure
+    it is."""
     found, every = [], averages(comparison)
     for one in (
         every if len(every) <= MOST_CARDS else [one for one in every if one.protocol == comparison.protocols[-1]]

@@ -89,8 +89,9 @@ NOT_THE_METHOD = (
     *("seeds", "protocol", "tasks", "steps_per_task", "boundary", "evaluation", "rho", "vary"),
     *("sharing", "wandb", "checkpoint_every", "plugins"),
 )
-"""Settings that runs of one method may differ in: which sample, what it was trained on and how it was watched. What varies
-within a fleet is taken from the record's numbers; `boundary` is looked at by itself (`_with_boundary`)."""
+"""Settings that runs of one method may differ in: which sample, what it was trained on and how it was watched.
+What varies within a fleet is taken from the record's numbers; `boundary` is looked at by itself
+(`_with_boundary`)."""
 HOW_DATA_COMES = ("source.workers", "source.overlap")
 
 
@@ -154,8 +155,8 @@ def _as_text(settings: Any) -> str:
 
 
 def _with_boundary(configs: Sequence[Mapping[str, Any]], flat: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """With what a task switch keeps. From scratch nothing is kept, whatever is set: such a run belongs to the sequences of
-    its settings, and where these differ, to those that keep the most."""
+    """With what a task switch keeps. From scratch nothing is kept, whatever is set: such a run belongs to the
+    sequences of its settings, and where these differ, to those that keep the most."""
     own = [flatten(config["settings"].get("boundary") or {}, "boundary.") for config in configs]
     sequences: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for config, settings, kept in zip(configs, flat, own, strict=True):

@@ -21,7 +21,8 @@ from sphere.storage.reader import Curve, Episodes, Unreadable, find_runs, read_r
 
 
 def load(paths: Iterable[Path], score: str | None = None) -> Loaded:
-    """All runs at and below some paths, in the order of their names. `score`: a column of outcomes; else the record's."""
+    """All runs at and below some paths, in the order of their names. `score`: a column of outcomes; else the
+    record's."""
     notes: list[str] = []
     runs: list[Run] = []
     wanted = [Path(path) for path in paths]

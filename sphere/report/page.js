@@ -44,7 +44,7 @@ function draw(box, data, state, seen) {
       taskSteps: data.taskSteps, single: state.single, small: Boolean(box.dataset.small),
       fixed: box.dataset.bounded ? [0, 1] : null,
       // a line ends with its task where the next is another task's number, or another network's
-      breaks: name.startsWith("evaluation/") || state.protocol === "rl",
+      breaks: (name.startsWith("evaluation/") || state.protocol === "rl") && !data.manyTasks,
     });
   } else if (kind === "tasks") {
     drawLines(box, {

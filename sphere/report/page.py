@@ -27,24 +27,25 @@ FILES = {"tables": ("txt", "md", "tex", "csv"), "figures": ("svg", "pdf", "png")
 """What lies beside a page, by folder."""
 RECORDS = ("fleet.json", "config.json", METRICS, EPISODES)
 """By which the directory of a fleet or of a run is known."""
+MOST_LISTED = 30
 MOST_ROWS = 60
 """Of a table that people read; a longer one is written as CSV alone."""
 
 DEFINITIONS = (
     "A run is one sample. Its score on a task is the mean over the evaluation episodes right after that task's own "
-    "training; its average is the mean over tasks. Mean, standard deviation (population), IQM (mean of the middle half) and "
-    "IQR are over runs.",
-    "Intervals are 95% bootstrap intervals over runs, widened for small numbers of runs; under CRL runs are resampled whole, "
-    "under RL within each task. The probability of improvement is that of a random run of one method being better than one "
-    "of the other on a random task, ties counting half.",
-    "Continual World: average performance is the final policy's score over all tasks; forgetting is the score right after a "
-    "task's training minus that at the end; forward transfer, of scores up to 1, is (AUC − AUC_ref) / (1 − AUC_ref), AUC the "
-    "mean score over a task's own segment and ref the same method trained on that task alone.",
+    "training; its average is the mean over tasks. Mean, standard deviation (population), IQM (mean of the middle "
+    "half) and IQR are over runs.",
+    "Intervals are 95% bootstrap intervals over runs, widened for small numbers of runs; under CRL runs are "
+    "resampled whole, under RL within each task. The probability of improvement is that of a random run of one "
+    "method being better than one of the other on a random task, ties counting half.",
+    "Continual World: average performance is the final policy's score over all tasks; forgetting is the score right "
+    "after a task's training minus that at the end; forward transfer, of scores up to 1, is (AUC − AUC_ref) / (1 − "
+    "AUC_ref), AUC the mean score over a task's own segment and ref the same method trained on that task alone.",
 )
 
 NO_SCRIPT = (
-    "<noscript><p>Charts need JavaScript; the same figures lie beside this page in the folder figures, unless they were not "
-    "asked for.</p></noscript>"
+    "<noscript><p>Charts need JavaScript; the same figures lie beside this page in the folder figures, unless they "
+    "were not asked for.</p></noscript>"
 )
 
 
@@ -104,8 +105,8 @@ def _made(loaded: Loaded, found: Sequence[Comparison]) -> str:
 
 COLUMNS = ("run", "method", "protocol", "seed", "steps", "state", "hours", "steps/s", "device", "settings", "versions")
 SPEED = (
-    "Hours and steps per second are a run's own, by the clock from evaluation to evaluation, pauses cut short. Runs of one "
-    "fleet share a machine: their speeds add up, their hours do not."
+    "Hours and steps per second are a run's own, by the clock from evaluation to evaluation, pauses cut short. Runs "
+    "of one fleet share a machine: their speeds add up, their hours do not."
 )
 
 
@@ -156,8 +157,15 @@ def _first(runs: Sequence[Run], numbers: Sequence[str]) -> list[tuple[str, Run]]
 
 
 def _block(title: str, values: Any) -> Markup:
-    listed = {name: spell(value) for name, value in flatten(values).items()}
+    listed = {name: spell(_shortened(value)) for name, value in flatten(values).items()}
     return element("details", element("summary", title), two_columns(listed))
+
+
+def _shortened(value: Any) -> Any:
+    """Of a long list its ends: 400 tasks are all in config.json."""
+    if not isinstance(value, list) or len(value) <= MOST_LISTED:
+        return value
+    return [*value[:3], "…", value[-1], f"({len(value)})"]
 
 
 def notes_section(notes: Sequence[str]) -> Markup:

@@ -1,9 +1,9 @@
 """The paper's own numbers, as it prints them: mean and +-, by the label of its table.
 
-`SUCCESS` has the per-task tables, "average" as a task of its own; `TABLES` the others, row by row. Five seeds unless a table
-says otherwise. Behind +- of a task stands the population deviation over seeds. Behind that of an average stands the mean of
-the tasks' deviations, not the deviation of the seeds' averages (tests/test_report_paper.py shows it): it does not say how
-sure the average is.
+`SUCCESS` has the per-task tables, "average" as a task of its own; `TABLES` the others, row by row. Five seeds unless
+a table says otherwise. Behind +- of a task stands the population deviation over seeds. Behind that of an average
+stands the mean of the tasks' deviations, not the deviation of the seeds' averages (tests/test_report_paper.py shows
+it): it does not say how sure the average is.
 """
 
 from typing import NamedTuple

@@ -1,11 +1,11 @@
-"""Does a diagnostic say something about the score? At the first evaluation of a task about its end, or some evaluations
-ahead.
+"""Does a diagnostic say something about the score? At the first evaluation of a task about its end, or some
+evaluations ahead.
 
-Methods differ in their diagnostics and in their scores, and so do tasks: over all runs nearly everything correlates. So
-ranks are compared within each method and task, among runs that differ by their seed only.
+Methods differ in their diagnostics and in their scores, and so do tasks: over all runs nearly everything correlates.
+So ranks are compared within each method and task, among runs that differ by their seed only.
 
-Evaluations of one run follow one another and are not independent samples: an interval over single evaluations would be far
-too narrow. The bootstrap of a regression therefore draws blocks of neighbouring evaluations (Kuensch 1989).
+Evaluations of one run follow one another and are not independent samples: an interval over single evaluations would
+be far too narrow. The bootstrap of a regression therefore draws blocks of neighbouring evaluations (Kuensch 1989).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -116,7 +116,8 @@ def early_predictors(comparison: Comparison, since: int = 1) -> list[Predictor]:
 
 
 def _paired(groups: list[list[Run]]) -> tuple[list[list[Run]], bool]:
-    """Methods that share seeds, by the seeds that all have, in one order; others as they are, since nothing ties them."""
+    """Methods that share seeds, by the seeds that all have, in one order; others as they are, since nothing ties
+    them."""
     seeds = [{run.seed for run in runs} for runs in groups]
     if sum(map(len, seeds)) == len(set().union(*seeds)):
         return groups, False
@@ -125,7 +126,8 @@ def _paired(groups: list[list[Run]]) -> tuple[list[list[Run]], bool]:
 
 
 def _equally_far(runs: Sequence[Run]) -> list[Run]:
-    """Those that have finished as many tasks as gives the most pairs: one that lags behind does not hold up all others."""
+    """Those that have finished as many tasks as gives the most pairs: one that lags behind does not hold up all
+    others."""
     done = [sum(run.steps >= run.task_steps * (n + 1) for n in range(len(run.tasks))) for run in runs]
     pairs = {least: (least - 1) * sum(count >= least for count in done) for least in set(done)}
     least = max(pairs, key=lambda one: pairs[one])
@@ -178,8 +180,8 @@ class Series:
 def same_steps(first: Series, second: Series) -> None:
     if not np.array_equal(first.step, second.step):
         raise ValueError(
-            f"{first.name} ({len(first.step)} evaluations) and {second.name} ({len(second.step)}) are not of the same steps; "
-            "compare series of the same runs"
+            f"{first.name} ({len(first.step)} evaluations) and {second.name} ({len(second.step)}) are not of the "
+            "same steps; compare series of the same runs"
         )
 
 
@@ -220,8 +222,8 @@ class Prediction:
 def predict_one_step(
     outcome: Series, leader: Series, *, block: int = BLOCK, resamples: int = BLOCK_RESAMPLES, seed: int = 0
 ) -> Prediction | None:
-    """None where nothing can be said: fewer evaluations than four blocks, whose resamples would be nearly alike, or a series
-    that does not vary."""
+    """None where nothing can be said: fewer evaluations than four blocks, whose resamples would be nearly alike,
+    or a series that does not vary."""
     same_steps(outcome, leader)
     rows = np.column_stack(
         [outcome.values[1:], outcome.values[:-1], np.arange(len(outcome.values) - 1.0), leader.values[:-1]]

@@ -1,7 +1,7 @@
 """Scores by run and task, and which episodes of a run they are made of.
 
-Every statistic takes `Scores`, never an array, so there is no axis to confuse. Episodes are averaged inside their run and
-task when scores are made: a run is one sample, however many episodes it was evaluated on.
+Every statistic takes `Scores`, never an array, so there is no axis to confuse. Episodes are averaged inside their run
+and task when scores are made: a run is one sample, however many episodes it was evaluated on.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 
 from sphere.report.run import Run
-from sphere.storage.reader import KINDS
 
 Outcomes = Sequence[float] | np.ndarray
 """A number per episode."""
@@ -94,6 +93,9 @@ def same_tasks(ours: Scores, theirs: Scores) -> np.ndarray:
 # From runs
 
 
+NOTHING = np.array([], np.int64)
+
+
 class Selected(NamedTuple):
     scores: Scores | None
     """None if no run has all of it."""
@@ -112,7 +114,8 @@ def final_scores(runs: Sequence[Run], tasks: Sequence[str] | None = None) -> Sel
 
 
 def segment_scores(runs: Sequence[Run], tasks: Sequence[str] | None = None) -> Selected:
-    """The mean score of each evaluation in a task's own segment, one entry each: their mean is Continual World's AUC."""
+    """The mean score of each evaluation in a task's own segment, one entry each: their mean is Continual World's
+    AUC."""
 
     def evaluations(run: Run, task: str) -> np.ndarray:
         index, steps = run.tasks.index(task), np.array([], np.int64)
@@ -132,9 +135,9 @@ def own_episodes(run: Run, task: str) -> np.ndarray:
 def _episodes(run: Run, task: str, kind: str, step: int | np.integer | None) -> np.ndarray:
     """Their scores. A task of a run is a visit: its name stands for one place in the sequence."""
     episodes = run.episodes
-    chosen = (episodes.task == run.tasks.index(task)) & (episodes.kind == KINDS.index(kind))
+    chosen = episodes.rows.get((run.tasks.index(task), kind), NOTHING)
     if step is not None:
-        chosen &= episodes.step == step
+        chosen = chosen[episodes.step[chosen] == step]
     return episodes.columns[run.score][chosen]
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 
 from sphere.report import paper
+from sphere.report.chart_data import MOST_POINTS
 from sphere.report.comparison import Comparison, metrics, retention
 from sphere.report.comparison_tables import (
     against_table,
@@ -29,8 +30,8 @@ RANKS = {
     "standardised/ntk_rank": " on held-out states, standardised",
 }
 BARS = (
-    " right after each task's own training, averaged over tasks. Whiskers: 95% bootstrap interval over runs; circles: single "
-    "runs"
+    " right after each task's own training, averaged over tasks. Whiskers: 95% bootstrap interval over runs; "
+    "circles: single runs"
 )
 BANDS = "Lines: mean over runs; bands: lowest to highest run. "
 ZOOM = "Drag to zoom and double-click to go back, or use the arrow, + and - keys. "
@@ -65,7 +66,8 @@ def section(comparison: Comparison, index: int) -> Markup:
         element("h3", "t-SNE of features"),
         element(
             "p",
-            "Run directories hold no features, so there are no panels here; sphere.report.figures.tsne_panels draws them.",
+            "Run directories hold no features, so there are no panels here; sphere.report.figures.tsne_panels draws "
+            "them.",
             class_="soft",
         ),
     ]
@@ -88,6 +90,8 @@ def _by_task(comparison: Comparison) -> list[Markup]:
 def _learning_curves(comparison: Comparison, names: list[str]) -> list[Markup]:
     words = element("b", comparison.words.word.capitalize())
     caption = joined(words, " on the task in training. ", BANDS, ZOOM, task_numbers(comparison))
+    if comparison.many_tasks:
+        caption = joined(caption, f"Of more than {MOST_POINTS} evaluations the last of each task are shown.")
     shown = [chart("lines", caption, comparison.curve)]
     for name in comparison.score_curves[1:]:
         if name in names:
@@ -209,8 +213,8 @@ def _retention(comparison: Comparison) -> Markup:
     if not kept:
         return EMPTY
     told = (
-        f"{comparison.words.word.capitalize()} of one policy on every task (columns) after it was trained on each in turn "
-        "(rows), mean over CRL runs. Below the diagonal: what is left of what it had learnt."
+        f"{comparison.words.word.capitalize()} of one policy on every task (columns) after it was trained on each in "
+        "turn (rows), mean over CRL runs. Below the diagonal: what is left of what it had learnt."
     )
     layout = "pair" if len(comparison.tasks) <= 5 else "wide"
     return joined(element("h3", "Retention"), element("p", told, class_="soft"), element("div", *kept, class_=layout))

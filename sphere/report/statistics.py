@@ -1,12 +1,13 @@
 """Statistics of scores, with bootstrap intervals over runs; definitions and sources in docs/report.md.
 
-Under the continual protocol the tasks of a run belong to one agent, so runs are resampled whole. Where every task was trained
-alone (`independent_tasks`), runs are resampled within each task: the stratified bootstrap of Agarwal et al. (2021).
+Under the continual protocol the tasks of a run belong to one agent, so runs are resampled whole. Where every task was
+trained alone (`independent_tasks`), runs are resampled within each task: the stratified bootstrap of Agarwal et al.
+(2021).
 
-With few runs a percentile interval is too narrow: resamples vary as if the deviation had been divided by n and not n - 1, and
-percentiles are those of a normal and not of a t distribution. The percentiles are therefore widened (Hesterberg 2015,
-"expanded percentile interval"). Without it, five runs held the truth 82 times in 100 instead of 95; with it 92. With three
-runs it is 75 either way: an interval cannot leave the range of the runs.
+With few runs a percentile interval is too narrow: resamples vary as if the deviation had been divided by n and not n
+- 1, and percentiles are those of a normal and not of a t distribution. The percentiles are therefore widened
+(Hesterberg 2015, "expanded percentile interval"). Without it, five runs held the truth 82 times in 100 instead of 95;
+with it 92. With three runs it is 75 either way: an interval cannot leave the range of the runs.
 """
 
 from collections.abc import Callable
@@ -47,7 +48,8 @@ def _trimmed_mean(values: np.ndarray) -> Numbers:
 def mean_std(scores: Scores) -> tuple[float, float]:
     """Mean over runs of their averages over tasks, and the population standard deviation over runs.
 
-    Population, because the paper's tables are: one success in five seeds is printed there as 0.20 +- 0.40. NaN for one run.
+    Population, because the paper's tables are: one success in five seeds is printed there as 0.20 +- 0.40. NaN for
+    one run.
     """
     return float(scores.by_run().mean()), deviation(scores.by_run())
 
@@ -105,10 +107,11 @@ def forgetting(own: Scores, final: Scores) -> dict[str, float]:
 
 
 def forward_transfer(segment: Scores, reference: Scores) -> dict[str, float]:
-    """Of each task (AUC - AUC_ref) / (1 - AUC_ref), AUC the mean score over the task's own segment: of scores up to 1.
+    """Of each task (AUC - AUC_ref) / (1 - AUC_ref), AUC the mean score over the task's own segment: of scores up to
+    1.
 
-    The reference's AUC is the mean over its runs (tasks trained alone). Tasks with AUC_ref = 1 are left out: nothing can
-    be better than that.
+    The reference's AUC is the mean over its runs (tasks trained alone). Tasks with AUC_ref = 1 are left out: nothing
+    can be better than that.
     """
     ours, alone = segment.table.mean(axis=0), same_tasks(segment, reference).mean(axis=0)
     return {
@@ -204,7 +207,7 @@ def _times_drawn(rng: np.random.Generator, resamples: int, groups: int, runs: in
 def _resample(
     table: np.ndarray, rng: np.random.Generator, resamples: int, independent_tasks: bool, period: int | None = None
 ) -> np.ndarray:
-    """Tables [resample, run, task] with runs drawn with replacement: whole, or anew for each task.
+    """Tables [resample, run, task] with runs drawn with replacement: whole, or separately for each task.
 
     With `period` columns of the same place in a period are drawn together: pairs of one task.
     """

@@ -67,8 +67,9 @@ def paper_on_task(comparison: Comparison, protocol: str, method: str, task: str)
 
 
 def paper_average(comparison: Comparison, protocol: str, method: str) -> paper.Printed | None:
-    """The paper's average, where it is of these tasks; of some of its tasks, the mean of what it prints for them. In a
-    sequence a task depends on those before it, so there only the first tasks of the whole, in its order, count as some."""
+    """The paper's average, where it is of these tasks; of some of its tasks, the mean of what it prints for them.
+    In a sequence a task depends on those before it, so there only the first tasks of the whole, in its order,
+    count as some."""
     known, tasks = paper.tasks(comparison.suite), {short(task) for task in comparison.tasks}
     whole = [short(task) for task in comparison.whole or comparison.tasks]
     if comparison.words.word != paper.SCORE or not tasks.issubset(known) or (protocol == "crl" and whole != known):
@@ -81,7 +82,8 @@ def paper_average(comparison: Comparison, protocol: str, method: str) -> paper.P
 
 
 def finished_part(comparison: Comparison, protocol: str) -> Comparison | None:
-    """A protocol's runs on the tasks that all of them have finished, while none has finished all. One task is no average."""
+    """A protocol's runs on the tasks that all of them have finished, while none has finished all. One task is no
+    average."""
     runs = tuple(run for run in comparison.runs if run.protocol == protocol)
     done = tuple(task for task in comparison.tasks if all(own_episodes(run, task).size for run in runs))
     if len(done) < 2 or own_scores(runs, comparison.tasks).scores is not None:

@@ -1,7 +1,7 @@
 """`sphere watch`: the page, live. There is a path for the page and one for its version; no file is read by name.
 
-The version is a hash of names, sizes and times of the records below the watched directories. The page asks for it every two
-seconds and reloads when it has changed.
+The version is a hash of names, sizes and times of the records below the watched directories. The page asks for it
+every two seconds and reloads when it has changed.
 """
 
 import hashlib
@@ -100,8 +100,8 @@ def server(page: Page, host: str, port: int) -> ThreadingHTTPServer:
         return Server((host, port), Handler)
     except (OSError, OverflowError) as error:  # the latter: a port beyond 65535
         raise OSError(
-            f"cannot serve on {host}:{port} ({getattr(error, 'strerror', None) or error}); choose another --port, or 0 for a "
-            "free one; --host is an address of this machine"
+            f"cannot serve on {host}:{port} ({getattr(error, 'strerror', None) or error}); choose another --port, or "
+            "0 for a free one; --host is an address of this machine"
         ) from None
 
 

@@ -1,8 +1,8 @@
 """Old config.json files in today's form. Every guess about what an old record means stands here and nowhere else.
 
-Format 1 held the flat settings of a fleet and said neither method nor label, score or length of a task: readers worked
-them out. `current` does that once. Format 2 says all of it and is believed as it is. The tables below belong to format 1,
-which no version writes any more, so nothing is ever added to them.
+Format 1 held the flat settings of a fleet and said neither method nor label, score or length of a task: readers
+worked them out. `current` does that once. Format 2 says all of it and is believed as it is. The tables below belong
+to format 1, which no version writes any more, so nothing is ever added to them.
 """
 
 from collections.abc import Mapping

@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,15 @@ class Episodes:
     """Index into KINDS; -1 for an unknown one."""
     columns: Mapping[str, np.ndarray]
     """Outcomes by name, a number per episode."""
+
+    @cached_property
+    def rows(self) -> dict[tuple[int, str], np.ndarray]:
+        """(task index, kind) -> rows, in the order of the file."""
+        order = np.lexsort((self.kind, self.task))
+        task, kind = self.task[order], self.kind[order]
+        edges = np.flatnonzero((np.diff(task) != 0) | (np.diff(kind) != 0)) + 1
+        parts = [rows for rows in np.split(order, edges) if rows.size]
+        return {(int(self.task[r[0]]), KINDS[self.kind[r[0]]]): r for r in parts if self.kind[r[0]] >= 0}
 
 
 @dataclass(frozen=True)
