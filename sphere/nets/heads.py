@@ -6,7 +6,7 @@ numbers in records) have no prefix. A head with several gives its traces as a di
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -55,7 +55,7 @@ class GaussianActor(eqx.Module):
         self.log_std = jnp.zeros(action_size)
 
     @property
-    def trunks(self) -> dict[str, Trunk]:
+    def trunks(self) -> dict[str, Any]:
         return {"": self.trunk}
 
     @property
@@ -73,7 +73,7 @@ class Value(eqx.Module):
     trunk: Trunk
 
     @property
-    def trunks(self) -> dict[str, Trunk]:
+    def trunks(self) -> dict[str, Any]:
         return {"": self.trunk}
 
     @property
@@ -99,7 +99,7 @@ class TwinQ(eqx.Module):
         self.first, self.second = make(one), make(two)
 
     @property
-    def trunks(self) -> dict[str, Trunk]:
+    def trunks(self) -> dict[str, Any]:
         return {"first": self.first, "second": self.second}
 
     @property
