@@ -1,7 +1,7 @@
 """What a network is used for: a Gaussian policy, a state value, a pair of action values. Each over any trunk.
 
-A head gives its trunks by name (`trunks`). The name is empty where there is one, so that names made with it (of parts, of
-numbers in records) have no prefix. A head with several gives its traces as a dict of the same names.
+A head gives its trunks by name (`trunks`). The name is empty where there is one, so that names made with it (of
+parts, of numbers in records) have no prefix. A head with several gives its traces as a dict of the same names.
 """
 
 import math
