@@ -1,7 +1,7 @@
 """How plastic a network is and how its experts specialise, on one batch of states: `diagnose` and what it is made of.
 
-Formulas, sources and conventions: docs/diagnostics.md. NaN means "does not apply": pairs of experts where no state has two,
-clusters where there is one, a gate where there is none. Everything else is finite for finite parameters and states.
+Formulas, sources and conventions: docs/diagnostics.md. NaN means "does not apply": pairs of experts where no state
+has two, clusters where there is one, a gate where there is none. All else is finite if parameters and states are.
 
 The functions below take one mixture of a trace (dense or grouped compute give the same numbers) or plain arrays, of one
 network and one batch; the caller adds `eqx.filter_vmap` for a fleet.
@@ -51,8 +51,8 @@ class Diagnostics(NamedTuple):
 def diagnose(
     net: Callable, x: Float[Array, "n *input"], *, tau: float = DORMANT, neighbours: int = NEIGHBOURS
 ) -> Diagnostics:
-    """All diagnostics of a trunk, an actor or a value on states x, seen in training or not. Numbers of a mixture are those of
-    the last one; `diagnose_mixtures` gives those of all.
+    """All diagnostics of a trunk, an actor or a value on states x. Numbers of a mixture are those of the last one;
+    `diagnose_mixtures` gives those of all.
 
     For a fleet: `eqx.filter_jit(eqx.filter_vmap(diagnose))(nets, states)`, both with a leading run axis.
     """
@@ -96,7 +96,7 @@ def health(mixture: Mixture, tau: float = DORMANT, neighbours: int = NEIGHBOURS)
 
 
 def used(mixture: Mixture) -> Bool[Array, "n slots"]:
-    """Whether the slot holds an expert that was selected. By choice, not by weight: a softmax entry may underflow to 0."""
+    """Whether the slot holds a selected expert. By choice, not by weight: a softmax entry may underflow to 0."""
     if mixture.aligned and mixture.routing is not None:
         return mixture.routing.chosen
     return mixture.expert < mixture.num_experts
@@ -128,9 +128,9 @@ def feature_rank(mixture: Mixture) -> Scalar:
 
 
 def dormant_ratio(mixture: Mixture, tau: float = DORMANT) -> Scalar:
-    """Share of expert units, over all hidden layers, with mean|h_u| / (mean over the layer's units of mean|h| + 1e-9) <= tau.
+    """Share of expert units, over all hidden layers, with mean|h_u| / (layer's mean of mean|h| + 1e-9) <= tau.
 
-    Means are over the states routed to the expert. Experts without a state are left out: that is what `active_ratio` counts.
+    Means are over the states routed to the expert. Experts without a state are left out: `active_ratio` counts them.
     """
     count = expert_sums(mixture, jnp.ones_like(mixture.weight)[:, :, None])  # [experts, 1]
     seen = count > 0
@@ -154,7 +154,7 @@ def gradient_norm(kernel: Float[Array, "n n"]) -> Scalar:
 
 
 def trace_weight_entropy(mixture: Mixture) -> Scalar:
-    """H(beta) / log E,  beta_e = Tr(A_ee) / Tr(A) as in `spectrum.routed_trace_weights`, over all experts; 0 for one."""
+    """H(beta) / log E,  beta_e = Tr(A_ee) / Tr(A) as in `spectrum.routed_trace_weights`, over all experts."""
     mass = expert_sums(mixture, jnp.sum(jnp.square(mixture.weighted()), axis=2, keepdims=True))
     return _share_of_log(spectral_entropy(mass[:, 0]), mixture.num_experts)
 
@@ -218,8 +218,9 @@ def distances(points: Float[Array, "n width"]) -> Float[Array, "n n"]:
 
 
 def silhouette(distance: Float[Array, "n n"], label: Int[Array, " n"], labels: int) -> Scalar:
-    """Mean of (b_i - a_i) / max(a_i, b_i): a the mean distance to the rest of one's cluster, b the smallest mean distance to
-    another. 0 for a cluster of one and where a = b = 0, as in scikit-learn; NaN if only one of the `labels` occurs."""
+    """Mean of (b_i - a_i) / max(a_i, b_i): a the mean distance to the rest of one's cluster, b the smallest mean
+    distance to another. 0 for a cluster of one and where a = b = 0, as in scikit-learn; NaN if only one of the
+    `labels` occurs."""
     member = jax.nn.one_hot(label, labels, dtype=distance.dtype)
     size = jnp.sum(member, axis=0)
     total = distance @ member  # [n, labels]
@@ -237,7 +238,7 @@ def silhouette(distance: Float[Array, "n n"], label: Int[Array, " n"], labels: i
 def knn_jaccard(
     distance: Float[Array, "n n"], chosen: Bool[Array, "n experts"], neighbours: int = NEIGHBOURS
 ) -> Scalar:
-    """Mean over states i and their nearest neighbours j != i of |S_i & S_j| / |S_i | S_j|; two empty sets count as equal.
+    """Mean over states i and their nearest neighbours j != i of |S_i & S_j| / |S_i | S_j|; 1 for two empty sets.
 
     All others are neighbours where there are fewer than asked for; at equal distance the earlier state comes first.
     """
@@ -259,7 +260,7 @@ def knn_jaccard(
 
 
 def selections(mixture: Mixture) -> Float[Array, " routed"]:
-    """c_e: how many states selected expert e. Experts that are always on (`shared`) were not selected and have no place."""
+    """c_e: how many states selected expert e. Experts that are always on (`shared`) are left out."""
     if mixture.routing is None:
         return jnp.full(1, mixture.weight.shape[0], mixture.weight.dtype)
     return jnp.sum(mixture.routing.chosen[:, mixture.routing.shared :], axis=0).astype(mixture.weight.dtype)

@@ -123,7 +123,7 @@ def layer_gram(factor: Factor) -> Float[Array, "n n"]:
 
 
 class Blocks(NamedTuple):
-    """K by parameter group: K = gate + expert + shared. A dense network has no gate, a single MoE nothing shared: zeros."""
+    """K by parameter group: K = gate + expert + shared. Zeros where a network has no such part."""
 
     gate: Float[Array, "n n"]
     expert: Float[Array, "n n"]
@@ -133,8 +133,8 @@ class Blocks(NamedTuple):
 
 @checked(_tapped)
 def blocks(net: Callable, x: Float[Array, "n *input"], batch_size: int | None = None) -> Blocks:
-    """J_gate J_gate^T, J_expert J_expert^T and J_shared J_shared^T, each summed over the network's mixtures and over the
-    trunks of a head; with `sphere.bounds` they give the gate-expert coupling."""
+    """J_gate J_gate^T, J_expert J_expert^T and J_shared J_shared^T, each summed over the network's mixtures and over
+    the trunks of a head; with `sphere.bounds` they give the gate-expert coupling."""
     zero = jnp.zeros((x.shape[0], x.shape[0]), x.dtype)
     return Blocks(**({"shared": zero} | _shares(net, x, batch_size)))
 
@@ -159,8 +159,8 @@ class KroneckerFactors(NamedTuple):
 
 @checked(_tapped)
 def kronecker_factors(net: Any, x: Float[Array, "n *input"]) -> tuple[KroneckerFactors, ...]:
-    """The factors of A_(l-1) and G_l for every expert layer of the last mixture; all experts on all samples, chosen or not, as
-    the paper defines them."""
+    """The factors of A_(l-1) and G_l for every expert layer of the last mixture; all experts on all samples, chosen
+    or not, as the paper defines them."""
     trunk = with_compute(only_trunk(net), "dense")
     trace = trunk(x)[1]
     index, mixture = len(trace.mixtures) - 1, trace.mixtures[-1]
@@ -175,8 +175,8 @@ def kronecker_factors(net: Any, x: Float[Array, "n *input"]) -> tuple[KroneckerF
 def gram(net: Callable, x: Float[Array, "n *input"], batch_size: int | None = None) -> Float[Array, "n n"]:
     """K = J J^T of a network from `sphere.nets` (a trunk, an actor, a value, a pair of Q functions) on states x.
 
-    Exact, without the Jacobian. Of a head with several trunks it is the sum over them; x is what they read, for a pair of Q
-    functions [observation, action].
+    Exact, without the Jacobian. Of a head with several trunks it is the sum over them; x is what they read, for a
+    pair of Q functions [observation, action].
     """
     _tapped({"net": net})
     return reduce(add, _shares(net, x, batch_size).values())

@@ -1,8 +1,8 @@
 """The SPHERE penalty: how far the Gram matrix of the gate-weighted expert features is from a multiple of the identity.
 
-A penalty needs three numbers of A = Phi^T Phi / N [m, m]: its trace, its squared Frobenius norm and m. Three routes give
-them, and the cheapest is taken: the feature Gram (m small), the sample Gram (N small), and the routed Gram, which looks
-only at the N*K tokens that were routed and whose cost does not depend on the number of experts.
+A penalty needs three numbers of A = Phi^T Phi / N [m, m]: its trace, its squared Frobenius norm and m. Three routes
+give them, and the cheapest is taken: the feature Gram (m small), the sample Gram (N small), and the routed Gram,
+which looks only at the N*K tokens that were routed and whose cost does not depend on the number of experts.
 """
 
 from collections.abc import Callable, Mapping
@@ -39,8 +39,8 @@ def fixed_scale(gram: Gram, alpha: float | Array) -> Float[Array, ""]:
 def scale_free(gram: Gram) -> Float[Array, ""]:
     """||A / (tr(A) / m) - I||_F^2 / m = m ||A||_F^2 / tr(A)^2 - 1; 0 for A = 0.
 
-    It does not change when A is scaled, so its gradient cannot be followed by shrinking the features. A trace below 1e-12
-    counts as 0: float32 holds neither its square nor the gradient's third power.
+    It does not change when A is scaled, so its gradient cannot be followed by shrinking the features. A trace below
+    1e-12 counts as 0: float32 holds neither its square nor the gradient's third power.
     """
     dead = gram.trace < 1e-12
     trace = jnp.where(dead, 1.0, gram.trace)
@@ -71,8 +71,8 @@ def routed_gram(
 ) -> Gram:
     """Of the same A, from the routed tokens alone: row i of Phi holds features[i, k] in the block of experts[i, k].
 
-    N (Phi Phi^T / N)_ij = sum over k, k' of [experts_ik = experts_jk'] features_ik . features_jk'. Slots that name an expert
-    outside 0 .. num_experts - 1 count as empty.
+    N (Phi Phi^T / N)_ij = sum over k, k' of [experts_ik = experts_jk'] features_ik . features_jk'. Slots that name an
+    expert outside 0 .. num_experts - 1 count as empty.
     """
     n, k, width = features.shape
     if route == "auto":
@@ -156,9 +156,9 @@ def _tokens_fit(arguments: Mapping[str, Any]) -> None:
 def sphere_penalty(phi: Float[Array, "n m"]) -> Float[Array, ""]:
     """||A - (tr(A)/m) I||_F^2 with A = phi^T phi / n, for phi [n samples, m features].
 
-    For a Mixture of Experts phi holds, side by side, the features of every expert times its gate weight, zeros for an expert
-    that was not chosen; for a dense network, the last hidden features. Zero features have penalty 0 (outside jit they
-    are refused: they mean a dead network).
+    For a Mixture of Experts phi holds, side by side, the features of every expert times its gate weight, zeros for an
+    expert that was not chosen; for a dense network, the last hidden features. Zero features have penalty 0 (outside
+    jit they are refused: they mean a dead network).
     """
     return anisotropy(gram(phi))
 
@@ -192,8 +192,8 @@ class Penalised(NamedTuple):
 
 
 def sum_of_squares(tree: Any) -> Float[Array, ""]:
-    """Over all leaves: row by row, then the rows of all of them at once. Leaf by leaf a GPU needs two kernels for each. In
-    float32 at least: squares of half precision vanish below 2e-4."""
+    """Over all leaves: row by row, then the rows of all of them at once. Leaf by leaf a GPU needs two kernels for
+    each. In float32 at least: squares of half precision vanish below 2e-4."""
     leaves = jax.tree.leaves(tree)
     squares = [jnp.square(leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))) for leaf in leaves]
     rows = [jnp.sum(square, axis=-1).reshape(-1) if square.ndim > 1 else square.reshape(-1) for square in squares]
@@ -240,15 +240,15 @@ def penalised_value_and_grad(
 ) -> Callable[..., tuple[Penalised, Any]]:
     """Gradient of task loss + lambda * penalty, where lambda follows `rho` in one of three ways:
 
-    - `gradient-norm` (the paper's default): lambda = rho * ||grad task|| / (||grad penalty|| + 1e-8), where each norm is
-      `global_norm`, never below 1e-4: a penalty with a smaller gradient is felt less than rho says
+    - `gradient-norm` (the paper's default): lambda = rho * ||grad task|| / (||grad penalty|| + 1e-8), where each norm
+      is `global_norm`, never below 1e-4: a penalty with a smaller gradient is felt less than rho says
     - `loss-ratio`: lambda = rho * |task| / (penalty + 1e-8)
     - `fixed`: lambda = rho
 
-    `losses(params, *args)` returns (task loss, penalty, aux); the result is called as `(params, rho, *args)` and returns
-    (values, gradient). `rho` may be traced and of any sign; 0 gives the task's gradient bit for bit. A penalty that is a tuple
-    of terms has a lambda for each, and `rho` may be a tuple too: by one lambda for all, the term with the longest gradient
-    would be the only one that is felt.
+    `losses(params, *args)` returns (task loss, penalty, aux); the result is called as `(params, rho, *args)` and
+    returns (values, gradient). `rho` may be traced and of any sign; 0 gives the task's gradient bit for bit. A
+    penalty that is a tuple of terms has a lambda for each, and `rho` may be a tuple too: by one lambda for all, the
+    term with the longest gradient would be the only one that is felt.
 
     There is one forward pass once compiled. Where lambda is known from the values, one backward pass follows;
     `gradient-norm` needs both gradients, each by a backward pass of its own: one pass with two stacked cotangents

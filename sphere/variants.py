@@ -83,7 +83,8 @@ def feature_blocks(mixture: Mixture, layer: int = -1) -> Float[Array, "n experts
 def gradient_blocks(
     net: Callable, x: Float[Array, "n *input"], mixture: int = -1
 ) -> Float[Array, "rows experts width"]:
-    """Psi: each expert's own backprop signal at its last hidden layer z_e = W a_e, before a LayerNorm: g_e = d m_e / d z_e."""
+    """Psi: each expert's own backprop signal at its last hidden layer z_e = W a_e, before a LayerNorm: g_e = d m_e /
+    d z_e."""
     return expert_signals(net, x, mixture)[-2]
 
 
@@ -107,8 +108,8 @@ def gate_only(mixture: Mixture) -> Float[Array, ""]:
 
 
 def layer_entropy(net: Callable, x: Float[Array, "n *input"], trace: Trace, mixture: int = -1) -> Float[Array, ""]:
-    """-sum over a mixture's expert layers of alpha_l log alpha_l, alpha_l the layer's share of the trace of the Gauss-Newton
-    matrix: s_l = (1/N) sum over samples and slots of (||a||^2 + 1) ||g||^2, with all linear layers
+    """-sum over a mixture's expert layers of alpha_l log alpha_l, alpha_l the layer's share of the trace of the
+    Gauss-Newton matrix: s_l = (1/N) sum over samples and slots of (||a||^2 + 1) ||g||^2, with all linear layers
     counted in the total and each slot by itself, also where slots share an owner."""
     shares = []
     for layer, signal in zip(trace.layers, output_signals(net, x), strict=True):
@@ -180,7 +181,7 @@ Traces = Trace | Mapping[str, Trace]
 
 
 def penalty(config: PenaltyConfig, net: Callable, x: Float[Array, "n *input"], trace: Traces) -> Float[Array, ""]:
-    """The penalty of one network on one batch. `trace` is that of `net(x)`, so that the forward pass is not done twice."""
+    """The penalty of one network on one batch. `trace` is that of `net(x)`, which has been computed before."""
     found = terms(config, net, x, trace)
     if not isinstance(found, tuple):
         return found
@@ -190,8 +191,8 @@ def penalty(config: PenaltyConfig, net: Callable, x: Float[Array, "n *input"], t
 def terms(
     config: PenaltyConfig, net: Any, x: Float[Array, "n *input"], trace: Traces
 ) -> Float[Array, ""] | tuple[Float[Array, ""], ...]:
-    """The penalty, or its terms where it has several, to be weighted one by one. Of a network or of a head, whose trunks read
-    x: summed over its trunks and, by `config.mixtures`, over their mixtures."""
+    """The penalty, or its terms where it has several, to be weighted one by one. Of a network or of a head, whose
+    trunks read x: summed over its trunks and, by `config.mixtures`, over their mixtures."""
     if config.variant not in VARIANTS:
         raise ValueError(f"penalty variant {config.variant!r} is not known; use one of {', '.join(VARIANTS)}")
     found = [VARIANTS[config.variant](config, place) for place in _places(config, net, x, traces_of(trace))]

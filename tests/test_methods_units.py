@@ -331,7 +331,7 @@ def test_redo_judges_by_all_samples_of_its_last_minibatches(kind):
     assert once(fresh, traces[-1], 4).replaced != want.replaced  # that one alone says something else
 
 
-def test_replanting_touches_one_unit_and_its_weights_only():
+def test_a_reset_touches_one_unit_and_its_weights_only():
     net = GaussianActor(networks.network("top-k", layer_norm=True), networks.ACT)
     parts = mlps(net)
     units = np.zeros((5, 16), bool)

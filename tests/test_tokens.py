@@ -1,7 +1,8 @@
-"""A network of tokens with two mixtures: its trace, its NTK against the materialised Jacobian, penalties, numbers and units.
+"""A network of tokens with two mixtures: its trace, its NTK against the materialised Jacobian, penalties, numbers and
+units.
 
-What a Transformer needs, without attention: a linear layer and a LayerNorm that all tokens share, a mixture on each token with
-a residual, a second one, the mean over tokens, a linear head.
+What a Transformer needs, without attention: a linear layer and a LayerNorm that all tokens share, a mixture on each
+token with a residual, a second one, the mean over tokens, a linear head.
 """
 
 import equinox as eqx
@@ -9,73 +10,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from networks import np_gate, np_mlp
+from networks import EXPERTS, OUT, TOKENS, WIDTH, np_mlp, np_rows, token_inputs, token_net
 
 from sphere import bounds, ntk
 from sphere.diagnostics import diagnose, diagnose_mixtures, feature_rank
 from sphere.methods import CBP, LoadBalance, ReDo, Sphere
 from sphere.methods.method import Look, Step, Weights
 from sphere.methods.units import activities, mlps, with_mlps
-from sphere.nets import MLP, GaussianActor, LayerNorm, Linear, MoE, Recorder, TwinQ, with_compute, zero_taps
+from sphere.nets import MLP, GaussianActor, TwinQ, with_compute, zero_taps
 from sphere.nets.heads import Trunk
-from sphere.nets.routers import ExpertChoice, TopK
 from sphere.variants import PenaltyConfig, penalty, terms
 
 pytestmark = pytest.mark.usefixtures("x64")
 
-N, TOKENS, SIZE, WIDTH, OUT, EXPERTS = 5, 3, 4, 6, 2, 4
-
-
-class TokenNet(eqx.Module):
-    embed: Linear
-    norms: tuple[LayerNorm, ...]
-    mixtures: tuple[MoE | MLP, ...]
-    head: Linear
-
-    @property
-    def input_shape(self):
-        return (TOKENS, SIZE)
-
-    def __call__(self, x, taps=None):
-        recorder = Recorder(taps)
-        by_token = recorder.tokens(TOKENS)
-        shared = by_token.part("shared")
-        h = x.reshape(-1, SIZE)
-        h = jnp.tanh(shared("linear", h, self.embed(h), True))
-        for norm, mixture in zip(self.norms, self.mixtures, strict=True):
-            normal = norm.normalise(h)
-            h = h + mixture.mix(shared("scale", normal, norm.affine(normal), True), by_token)
-        pooled = jnp.mean(h.reshape(-1, TOKENS, h.shape[-1]), axis=1)
-        output = recorder.part("shared")("linear", pooled, self.head(pooled), True)
-        return output, recorder.finish()
-
-
-def token_net(compute="dense", router="top-k", seed=0, outer=OUT):
-    def mixture(key):
-        one, two = jax.random.split(key)
-        gate = MLP(WIDTH, EXPERTS, 5, 1, key=one)
-        chooser = TopK(gate, 2) if router == "top-k" else ExpertChoice(gate, 2.0, group_size=TOKENS)
-        return MoE(chooser, EXPERTS, WIDTH, WIDTH, 7, 2, layer_norm=True, compute=compute, key=two)
-
-    keys = jax.random.split(jax.random.key(seed), 4)
-    mixtures = (mixture(keys[1]), mixture(keys[2]))
-    net = TokenNet(
-        Linear(SIZE, WIDTH, key=keys[0]),
-        (LayerNorm(WIDTH), LayerNorm(WIDTH)),
-        mixtures,
-        Linear(WIDTH, outer, key=keys[3]),
-    )
-    rng = np.random.default_rng(seed)
-
-    def fill(path, leaf):  # biases and affine parts too, so that each counts
-        name = jax.tree_util.keystr(path)
-        return leaf if "temperature" in name else jnp.asarray(leaf + 0.2 * rng.normal(size=leaf.shape))
-
-    return jax.tree_util.tree_map_with_path(fill, net)
-
-
-def inputs(n=N, seed=1):
-    return jnp.asarray(np.random.default_rng(seed).normal(size=(n, TOKENS, SIZE)))
+N = 5
 
 
 def jacobian_of(net, x):
@@ -101,26 +49,9 @@ def brute(phi):
     return np.sum((a - np.trace(a) / len(a) * np.eye(len(a))) ** 2)
 
 
-def np_rows(net, x):
-    """For each mixture, what enters it, its gate and its weighted last features, token by token; and the outputs."""
-    found = []
-    rows = np.tanh(np.asarray(x).reshape(-1, SIZE) @ np.asarray(net.embed.kernel) + np.asarray(net.embed.bias))
-    for norm, moe in zip(net.norms, net.mixtures, strict=True):
-        centred = rows - rows.mean(axis=1, keepdims=True)
-        normal = centred / np.sqrt(np.square(centred).mean(axis=1, keepdims=True) + 1e-6)
-        entered = normal * np.asarray(norm.scale) + np.asarray(norm.bias)
-        gate = np_gate("top-k", moe, entered)
-        pairs = [[np_mlp(moe.experts, row, e) for e in range(EXPERTS)] for row in entered]
-        outputs, features = (np.array([[pair[i] for pair in one] for one in pairs]) for i in range(2))
-        found.append((entered, gate, (gate[:, :, None] * features).reshape(len(rows), -1)))
-        rows = rows + np.einsum("ne,neo->no", gate, outputs)
-    pooled = rows.reshape(-1, TOKENS, WIDTH).mean(axis=1)
-    return found, pooled @ np.asarray(net.head.kernel) + np.asarray(net.head.bias)
-
-
 @pytest.mark.parametrize("compute", ["dense", "grouped"])
 def test_the_trace_has_both_mixtures_and_says_whose_each_layer_is(compute):
-    net, x = token_net(compute), inputs()
+    net, x = token_net(compute), token_inputs()
     assert isinstance(net, Trunk)
     output, trace = eqx.filter_jit(net)(x)
     want, want_output = np_rows(net, x)
@@ -140,7 +71,7 @@ def test_the_trace_has_both_mixtures_and_says_whose_each_layer_is(compute):
 @pytest.mark.parametrize("router", ["top-k", "expert-choice"])
 @pytest.mark.parametrize("compute", ["dense", "grouped"])
 def test_the_ntk_and_its_blocks_equal_the_materialised_jacobian(compute, router):
-    net, x = token_net(compute, router), inputs()
+    net, x = token_net(compute, router), token_inputs()
     jacobian = jacobian_of(net, x)
     blocks, gram = eqx.filter_jit(lambda net: (ntk.blocks(net, x), ntk.gram(net, x)))(net)
     np.testing.assert_allclose(blocks.gate, outer_product([m.router.gate for m in jacobian.mixtures]), atol=1e-10)
@@ -155,7 +86,7 @@ def test_the_ntk_and_its_blocks_equal_the_materialised_jacobian(compute, router)
 
 def test_samples_may_come_in_batches():
     for net, size in ((token_net(), 2), (token_net("dense", "expert-choice"), 2)):
-        x = inputs(7)
+        x = token_inputs(7)
         whole = eqx.filter_jit(ntk.gram)(net, x)
         np.testing.assert_allclose(eqx.filter_jit(ntk.gram)(net, x, batch_size=size), whole, atol=1e-12)
 
@@ -163,15 +94,15 @@ def test_samples_may_come_in_batches():
 def test_inputs_of_another_shape_are_refused():
     net = token_net()
     with pytest.raises(ValueError, match="wanted three dimensions"):
-        ntk.gram(net, inputs()[:, 0])
+        ntk.gram(net, token_inputs()[:, 0])
     with pytest.raises(ValueError, match="NaN or infinite"):
-        ntk.effective_rank(net, inputs().at[0, 0, 0].set(jnp.nan))
+        ntk.effective_rank(net, token_inputs().at[0, 0, 0].set(jnp.nan))
 
 
 @pytest.mark.parametrize("compute", ["dense", "grouped"])
 def test_penalties_are_of_the_last_mixture_or_summed_over_all(compute):
     """A row of Phi for every token: A is the mean over tokens."""
-    net, x = token_net(compute), inputs()
+    net, x = token_net(compute), token_inputs()
     each = [brute(phi) for _, _, phi in np_rows(net, x)[0]]
 
     @eqx.filter_jit
@@ -198,7 +129,7 @@ def expert_gradients(moe, entered):
 
 
 def test_penalties_on_signals_take_those_of_their_own_mixture():
-    net, x = token_net(), inputs()
+    net, x = token_net(), token_inputs()
     found = np_rows(net, x)[0]
     psi = [expert_gradients(moe, one[0]).reshape(N * TOKENS, -1) for moe, one in zip(net.mixtures, found, strict=True)]
     features, gradients = [brute(one[2]) for one in found], [brute(one) for one in psi]
@@ -214,7 +145,7 @@ def test_penalties_on_signals_take_those_of_their_own_mixture():
 
 
 def test_each_linear_layer_has_its_share_of_the_ntk():
-    net, x = token_net(), inputs()
+    net, x = token_net(), token_inputs()
     jacobian = jacobian_of(net, x)
     factors = eqx.filter_jit(ntk.factors)(net, x)
     linear = [factor for factor in factors if factor.layer.kind == "linear"]
@@ -227,7 +158,7 @@ def test_each_linear_layer_has_its_share_of_the_ntk():
 
 def test_the_layers_entropy_is_of_one_mixtures_experts_among_all_layers():
     """alpha_l by its definition, tokens counted one by one."""
-    net, x = token_net(), inputs()
+    net, x = token_net(), token_inputs()
     shares = {None: 0.0, 0: [], 1: []}
     for factor in eqx.filter_jit(ntk.factors)(net, x):
         if factor.layer.kind == "linear":
@@ -245,7 +176,7 @@ def test_the_layers_entropy_is_of_one_mixtures_experts_among_all_layers():
 
 
 def test_numbers_of_the_last_mixture_have_the_usual_names_and_all_have_numbered_ones():
-    net, x = token_net(), inputs()
+    net, x = token_net(), token_inputs()
     want = [rank_of(phi @ phi.T) for _, _, phi in np_rows(net, x)[0]]
     whole, each = diagnose(GaussianActor(net, OUT), x)._asdict(), diagnose_mixtures(GaussianActor(net, OUT), x)
     np.testing.assert_allclose(whole["ntk_rank"], rank_of(outer_product(jacobian_of(net, x))), rtol=1e-8)
@@ -260,7 +191,7 @@ def test_numbers_of_the_last_mixture_have_the_usual_names_and_all_have_numbered_
 
 @pytest.mark.parametrize("compute", ["dense", "grouped"])
 def test_units_of_all_mixtures_are_found_by_name(compute):
-    net, x = token_net(compute), inputs()
+    net, x = token_net(compute), token_inputs()
     actor = GaussianActor(net, OUT)
     names = ["0/expert", "0/gate", "1/expert", "1/gate"]
     assert list(mlps(actor)) == list(mlps(net)) == names
@@ -285,7 +216,7 @@ def test_units_of_all_mixtures_are_found_by_name(compute):
 
 @pytest.mark.parametrize("method", [CBP(maturity=0, replacement_rate=0.5), ReDo(period=1, tau=0.9)])
 def test_methods_reset_units_in_both_mixtures(method):
-    nets, x = {"actor": GaussianActor(token_net(), OUT)}, inputs()
+    nets, x = {"actor": GaussianActor(token_net(), OUT)}, token_inputs()
     weights = {role: Weights(net, net, net) for role, net in nets.items()}
 
     def itself(net):
@@ -314,7 +245,7 @@ def test_methods_reset_units_in_both_mixtures(method):
 
 
 def test_load_balancing_is_summed_over_mixtures():
-    actor, x = GaussianActor(token_net(), OUT), inputs()
+    actor, x = GaussianActor(token_net(), OUT), token_inputs()
     trace = eqx.filter_jit(actor)(x)[1]
     term = LoadBalance().term(None, Look("actor", actor, actor, x, trace, None, lambda net: net))
     chosen = [gate > 0 for _, gate, _ in np_rows(actor.trunk, x)[0]]
@@ -357,7 +288,7 @@ def test_units_of_a_pair_have_the_names_of_its_trunks():
 
 def test_shared_parts_stand_with_the_gate_in_the_bounds():
     """Both inequalities hold with everything that is no expert in the gate's place."""
-    blocks = eqx.filter_jit(ntk.blocks)(token_net(), inputs())
+    blocks = eqx.filter_jit(ntk.blocks)(token_net(), token_inputs())
     for bound in (bounds.gate_expert_decoupling, bounds.ignoring_gate):
         left, right = bound(blocks.gate + blocks.shared, blocks.expert, 2 * N)
         assert 0 < left <= right

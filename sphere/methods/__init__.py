@@ -32,4 +32,4 @@ METHODS: dict[str, type[Method]] = {
     method.name: method
     for method in (Sphere, LayerNorm, SpectralNorm, CChain, CBP, Parseval, ReDo, SpectralReg, LoadBalance)
 }
-"""By their names on the command line, in the order in which a program has them: random keys of methods are numbered by it."""
+"""By their names on the command line, in the order of a program's methods, by which their random keys are numbered."""

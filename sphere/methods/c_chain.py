@@ -1,4 +1,4 @@
-"""C-CHAIN (Tang 2025): the policy's means may not move far, from one step to the next, on states that the step did not see."""
+"""C-CHAIN (Tang 2025): a step may not move the policy's means far on states that it did not see."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""LayerNorm after each hidden linear layer and before the activation, in experts and gate (of the actor in the paper)."""
+"""LayerNorm after each hidden linear layer and before the activation, in experts and gate."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from sphere.variants import Placement
 
 @dataclass(frozen=True)
 class LayerNorm(Method):
-    """LayerNorm in the hidden layers."""
+    """LayerNorm in the hidden layers, of the actor in the paper."""
 
     name: ClassVar[str] = "layernorm"
     label: ClassVar[str] = "LN"

@@ -22,7 +22,8 @@ ALWAYS_EVEN = {
 
 
 def imbalance(routing: Routing) -> Float[Array, ""]:
-    """E sum_i f_i P_i over the routed experts: f_i the share of all selections that went to i, P_i its mean probability.
+    """E sum_i f_i P_i over the routed experts: f_i the share of all selections that went to i, P_i its mean
+    probability.
 
     1 where both are uniform, up to E where one expert takes all. The gradient flows through P.
     """

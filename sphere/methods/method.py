@@ -1,8 +1,8 @@
 """What a method is: a frozen value that keeps (or fails to keep) a network plastic, and says where it acts.
 
-Every hook does nothing unless a method overrides it, and what does nothing is not in the compiled program. A method's own
-state is any tree of arrays (None: it has none); it is part of the training state and of every checkpoint. Hooks are written
-for one run; fleets `vmap` them. In the order in which a run meets them:
+Every hook does nothing unless a method overrides it, and what does nothing is not in the compiled program. A method's
+own state is any tree of arrays (None: it has none); it is part of the training state and of every checkpoint. Hooks
+are written for one run; fleets `vmap` them. In the order in which a run meets them:
 
     check, network   settings: refuse what makes no sense; change the networks before they are built
     init             the method's own state, from fresh networks
@@ -13,8 +13,8 @@ for one run; fleets `vmap` them. In the order in which a run meets them:
     gradient         how loss and gradient are taken, where a term's weight depends on gradients
     after            parameters, Adam's moments and own state after a step
 
-Networks go by their *role*, a name that the learner gives them ("actor", "critic"): what is known of several networks is a
-dict by role, in the learner's order.
+Networks go by their *role*, a name that the learner gives them ("actor", "critic"): what is known of several networks
+is a dict by role, in the learner's order.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -68,13 +68,15 @@ class Step(NamedTuple):
     trace: dict[Role, Trace | dict[str, Trace]]
     """Of its minibatch, at the parameters before it."""
     loss: dict[Role, Float[Array, ""]]
-    """What the task alone asks of each network, without what methods add: of PPO's actor the policy loss, without entropy."""
+    """What the task alone asks of each network, without what methods add: of PPO's actor the policy loss, without
+    entropy."""
     terms: dict[Role, dict[str, Term]]
     """By method."""
     rate_fraction: Float[Array, ""]
     """The learning rate against that at the start of the task; 1 where it follows the KL divergence."""
     steps: Integer[Array, ""]
-    """Steps that the run has taken before, the same for all runs of a fleet: a `lax.cond` by it stays one under `vmap`."""
+    """Steps that the run has taken before, the same for all runs of a fleet: a `lax.cond` by it stays one under
+    `vmap`."""
     key: PRNGKeyArray
     """Of this method and this step."""
     unpack: dict[Role, Callable[[Any], Any]]

@@ -26,7 +26,7 @@ def dormant(seen: Activity, layer: int, tau: float) -> Bool[Array, "experts widt
 
 @dataclass(frozen=True)
 class ReDo(Method):
-    """Every `period` steps, units that the last minibatches found dormant are drawn again and their moments set to 0."""
+    """Every `period` steps, units found dormant by the last minibatches are drawn again, their moments set to 0."""
 
     name: ClassVar[str] = "redo"
     label: ClassVar[str] = "ReDo"

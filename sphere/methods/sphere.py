@@ -1,4 +1,4 @@
-"""SPHERE: the penalty of `sphere/variants.py`, with a weight that follows rho, by default through the gradients' norms."""
+"""SPHERE: the penalty of `sphere/variants.py`, with a weight that follows rho, by default by gradient norms."""
 
 import dataclasses
 from collections.abc import Callable, Mapping

@@ -1,9 +1,9 @@
 """Hidden units of a network: where they are, how active a batch found them, and how some of them are reset.
 
-A network's MLPs are, for each of its mixtures, the experts (a dense network counts as one) and the gate, where it has one.
-Mixtures are found by walking the network: their order there must be the order in which they run, and every MLP must be (in) a
-mixture. A part is called "expert" or "gate"; before it stands the number of its mixture where there are several, and before
-that the name of its trunk where a head has several: "first/0/expert".
+A network's MLPs are, for each of its mixtures, the experts (a dense network counts as one) and the gate, where it has
+one. Mixtures are found by walking the network: their order there must be the order in which they run, and every MLP
+must be (in) a mixture. A part is called "expert" or "gate"; before it stands the number of its mixture where there
+are several, and before that the name of its trunk where a head has several: "first/0/expert".
 
 Arrays by unit have the shape [experts, width], with one expert for a gate and a dense network.
 """
@@ -128,7 +128,8 @@ def reset_units(
 ) -> MLP:
     """Some units of one hidden layer start again: incoming weights from `kernel`, bias 0, outgoing weights 0.
 
-    The affine part of LayerNorm belongs to the unit and is reset too, to `scale` and 0. For Adam's moments: zeros and 0.
+    The affine part of LayerNorm belongs to the unit and is reset too, to `scale` and 0. For Adam's moments: zeros and
+    0.
     """
     into, out, normed = mlp.hidden[layer], (*mlp.hidden, mlp.head)[layer + 1], bool(mlp.norms)
 

@@ -1,8 +1,8 @@
 """Two ways to bring samples to a bank of experts, with equal results.
 
-*Dense*: every expert sees every sample; the bank is [experts, n, ·]. Few, large products: best on a GPU with few experts.
-*Grouped*: tokens are sorted by expert into blocks of equal size, each block meets a copy of its expert's parameters, and
-work follows K and not E; the bank is [blocks, block, ·].
+*Dense*: every expert sees every sample; the bank is [experts, n, ·]. Few, large products: best on a GPU with few
+experts. *Grouped*: tokens are sorted by expert into blocks of equal size, each block meets a copy of its expert's
+parameters, and work follows K and not E; the bank is [blocks, block, ·].
 """
 
 from collections.abc import Callable

@@ -1,12 +1,12 @@
 """What a network is used for: a Gaussian policy, a state value, a pair of action values. Each over any trunk.
 
-A head gives its trunks by name (`trunks`). The name is empty where there is one, so that names made with it (of parts, of
-numbers in records) have no prefix. A head with several gives its traces as a dict of the same names.
+A head gives its trunks by name (`trunks`). The name is empty where there is one, so that names made with it (of
+parts, of numbers in records) have no prefix. A head with several gives its traces as a dict of the same names.
 """
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -56,7 +56,7 @@ class GaussianActor(eqx.Module):
         self.log_std = jnp.zeros(action_size)
 
     @property
-    def trunks(self) -> dict[str, Trunk]:
+    def trunks(self) -> dict[str, Any]:
         return {"": self.trunk}
 
     @property
@@ -82,7 +82,7 @@ class Value(eqx.Module):
     trunk: Trunk
 
     @property
-    def trunks(self) -> dict[str, Trunk]:
+    def trunks(self) -> dict[str, Any]:
         return {"": self.trunk}
 
     @property
@@ -108,7 +108,7 @@ class TwinQ(eqx.Module):
         self.first, self.second = make(one), make(two)
 
     @property
-    def trunks(self) -> dict[str, Trunk]:
+    def trunks(self) -> dict[str, Any]:
         return {"first": self.first, "second": self.second}
 
     @property

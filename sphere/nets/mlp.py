@@ -26,8 +26,8 @@ def readable(arguments: Mapping[str, Any]) -> None:
     if found[1:] != shape or not found:
         each = f"a row of {shape[0]} numbers" if len(shape) == 1 else f"an array of shape {shape}"
         raise ValueError(
-            f"x has shape {found}, wanted [n, {', '.join(map(str, shape))}]: {each} for each sample; give the observations "
-            "that the network was built for, one state as x[None], and several batches by jax.vmap"
+            f"x has shape {found}, wanted [n, {', '.join(map(str, shape))}]: {each} for each sample; "
+            "give the observations that the network was built for, one state as x[None], and several batches by jax.vmap"
         )
 
 
@@ -71,7 +71,7 @@ class LayerNorm(eqx.Module):
 
 
 class MLP(eqx.Module):
-    """`depth` hidden layers of `width` units and a linear head; optional LayerNorm between linear layer and activation."""
+    """`depth` hidden layers of `width` units and a linear head; optional LayerNorm before the activation."""
 
     hidden: tuple[Linear, ...]
     norms: tuple[LayerNorm, ...]
@@ -106,7 +106,7 @@ class MLP(eqx.Module):
         return (self.hidden[0].kernel.shape[-2],)
 
     def forward(self, x: Array, record: Callable[[str, Array, Array, bool], Array]) -> tuple[Array, tuple[Array, ...]]:
-        """Output and the features after each hidden layer, for a plain MLP or, with a leading axis, for a bank of them."""
+        """Output and features after each hidden layer, of a plain MLP or, with a leading axis, of a bank of them."""
         features = []
         for i, layer in enumerate(self.hidden):
             x = record("linear", x, layer(x), layer.bias is not None)

@@ -21,7 +21,8 @@ def pick_compute(num_experts: int, tokens: int, n: int, width: int) -> str:
     """Dense unless it wastes more than the sorting costs (figures: docs/performance.md).
 
     On a GPU products cost little beside reading all parameters, which an update does anyway, and the gradient of copied
-    parameters is a sum over copies, slow in a fixed order. So only features that would not fit are worth grouping there.
+    parameters is a sum over copies, slow in a fixed order. So only features that would not fit are worth grouping
+    there.
     """
     waste = num_experts * n / max(tokens, 1)
     if jax.default_backend() == "cpu":

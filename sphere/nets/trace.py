@@ -1,14 +1,17 @@
-"""What a forward pass hands back: every layer's input and, for each mixture of experts, the routing and expert features.
+"""What a forward pass hands back: every layer's input and, for each mixture, the routing and expert features.
 
-A network is called as `net(x, taps)` and returns `(output, trace)`. *Taps* are arrays added to the pre-activations, one per
-layer of `trace.layers` and of the shape of its `output`; zeros change nothing, and the gradient by them is the backprop
-signal g of that layer. Together with the layer's input this is all that the NTK, its factors and the penalties need.
+A network is called as `net(x, taps)` and returns `(output, trace)`. *Taps* are arrays added to the pre-activations,
+one per layer of `trace.layers` and of the shape of its `output`; zeros change nothing, and the gradient by them is
+the backprop signal g of that layer. Together with the layer's input this is all that the NTK, its factors and the
+penalties need.
 
-Everything per sample has a *slot* axis: the places in which one sample meets a copy of the parameters. A dense network has
-one slot; a Top-K MoE has K when its experts are computed by group and E when they are computed densely (then slot e is expert
-e and the mixture is called *aligned*). A layer that all tokens of a sample share has a slot for each token, all of one owner.
+Everything per sample has a *slot* axis: the places in which one sample meets a copy of the parameters. A dense
+network has one slot; a Top-K MoE has K when its experts are computed by group and E when they are computed densely
+(then slot e is expert e and the mixture is called *aligned*). A layer that all tokens of a sample share has a slot
+for each token, all of one owner.
 
-A network writes its layers to a `Recorder` in the order in which they run and closes each mixture with `recorder.close`.
+A network writes its layers to a `Recorder` in the order in which they run and closes each mixture with
+`recorder.close`.
 """
 
 import copy
@@ -58,7 +61,7 @@ class Routing(eqx.Module):
 class Mixture(eqx.Module):
     """One mixture of experts in one forward pass; a dense network is a mixture of one.
 
-    The first axis has a row for all that is routed: a sample or, in a network of tokens, a token (the first sample's first).
+    A row of the first axis is what is routed: a sample or, in a network of tokens, a token (the first sample's first).
     """
 
     hidden: tuple[Float[Array, "n slots _"], ...]
@@ -89,7 +92,7 @@ class Trace(eqx.Module):
     mixtures: tuple[Mixture, ...]
     """In the order in which they ran; an MLP or a single MoE has one."""
     layers: tuple[Layer, ...]
-    """All parametrised layers in the order in which they ran."""
+    """All parametrised layers in the order in which they ran; each has parameters that no other layer uses."""
 
 
 class Recorder:
@@ -118,7 +121,7 @@ class Recorder:
         to_slots: Callable[[Array], Array] = lambda v: v[:, None],
         to_bank: Callable[[Array], Array] = lambda v: v[:, 0],
     ) -> Callable[[str, Array, Array, bool], Array]:
-        """A function that records one layer of this part. Gates and experts belong to the mixture that is closed next."""
+        """A function that records one layer of this part; gates and experts belong to the mixture closed next."""
         mixture = None if part == "shared" else len(self.mixtures)
 
         def record(kind: str, inputs: Array, output: Array, bias: bool) -> Array:
@@ -192,16 +195,16 @@ def zero_taps(net: Callable, x: Float[Array, "n *input"]) -> tuple[Array, ...]:
 def output_signals(net: Callable, x: Float[Array, "n *input"]) -> tuple[Array, ...]:
     """g_l = d f / d z_l for every layer of the trace, f the sum of the network's outputs per sample.
 
-    One backward pass: sample i's output does not depend on sample j's taps. An expert that was not chosen gets 0, one that
-    was gets its gate weight times its own signal.
+    One backward pass: sample i's output does not depend on sample j's taps. An expert that was not chosen gets 0, one
+    that was gets its gate weight times its own signal.
     """
     net = only_trunk(net)
     return jax.grad(lambda taps: jnp.sum(net(x, taps)[0]))(zero_taps(net, x))
 
 
 def expert_signals(net: Callable, x: Float[Array, "n *input"], mixture: int = -1) -> tuple[Array, ...]:
-    """g_e,l = d m_e / d z_e,l for every linear expert layer z = W a of one mixture, m_e the sum of expert e's own outputs,
-    before the gate weighs them; by the mixture's rows [n, slots, outer]."""
+    """g_e,l = d m_e / d z_e,l for every linear expert layer z = W a of one mixture, m_e the sum of expert e's own
+    outputs, before the gate weighs them; by the mixture's rows [n, slots, outer]."""
     signals = jax.grad(lambda taps: jnp.sum(net(x, taps)[1].mixtures[mixture].expert_output))(zero_taps(net, x))
     trace = shape_of_trace(net, x)
     index, rows = mixture % len(trace.mixtures), trace.mixtures[mixture].weight.shape
