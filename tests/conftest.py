@@ -1,5 +1,6 @@
 """Set-up shared by all tests: shape checks on, silent broadcasting off, float64 on request."""
 
+import copy
 import os
 from importlib.metadata import version
 from pathlib import Path
@@ -32,11 +33,45 @@ hypothesis.settings.register_profile("patient", deadline=None, suppress_health_c
 hypothesis.settings.load_profile("patient")
 
 
+LONGEST = (
+    "test_experiments_launchers",
+    "test_training",
+    "test_resume_suites",
+    "test_mitigations_runs",
+    "test_cli",
+    "test_metaworld",
+    "test_ladder",
+    "test_ppo",
+)
+
+
+def pytest_collection_modifyitems(items):
+    """The longest files first: of two processes, each of which takes a file at a time, neither is left alone at the end."""
+    order = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.module.__name__, len(order)))
+
+
 @pytest.fixture(autouse=True)
 def nothing_outlives_its_test():
     """Also not what a test that failed has started."""
     yield
     processes.end_all()
+
+
+@pytest.fixture(scope="module")
+def models_compiled_once():
+    """Most of what tests of simulators do is compiling models: each file is compiled once, and after that copied."""
+    mujoco = pytest.importorskip("mujoco")
+    compiled, known = mujoco.MjModel.from_xml_path, {}
+
+    def load(path):
+        if path not in known:
+            known[path] = compiled(path)
+        return copy.copy(known[path])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mujoco.MjModel, "from_xml_path", staticmethod(load))
+        yield
 
 
 @pytest.fixture

@@ -215,6 +215,7 @@ def test_a_failing_fleet_does_not_keep_the_others_from_being_trained(tmp_path, m
 def test_submitit_gives_the_same_numbers_also_when_a_job_is_preempted(alone, tmp_path, monkeypatch):
     """By its local executor, which runs what Slurm would run. The first job is told to leave, and is queued again."""
     monkeypatch.setenv("JAX_DEFAULT_MATMUL_PRECISION", "highest")
+    pytest.importorskip("submitit")
     hold, jobs = Hold(tmp_path / "hold", iterations=5), jobs_in(tmp_path / "fleets")
     for name, value in hold.environment.items():
         monkeypatch.setenv(name, value)
@@ -237,6 +238,7 @@ def test_submitit_gives_the_same_numbers_also_when_a_job_is_preempted(alone, tmp
 
 
 def test_a_preempted_job_asks_for_the_same_work():
+    pytest.importorskip("submitit")
     (job, _) = jobs_in(Path("nowhere"))
     again = Work().checkpoint(job)
     assert isinstance(again.function, Work)
@@ -244,6 +246,7 @@ def test_a_preempted_job_asks_for_the_same_work():
 
 
 def test_slurm_needs_slurm(tmp_path, monkeypatch):
+    pytest.importorskip("submitit")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ValueError, match="finds no sbatch here"):
         submit(jobs_in(tmp_path), Resources(), tmp_path)

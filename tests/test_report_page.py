@@ -349,7 +349,7 @@ def test_a_directory_without_runs_yet_can_be_watched(tmp_path):
 
 @pytest.fixture(scope="module")
 def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="no playwright; pip install -e '.[dev]'")
+    playwright = pytest.importorskip("playwright.sync_api", reason="no playwright; pip install -e '.[test]'")
     with playwright.sync_playwright() as started:
         found = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=1000 * PATIENCE)
         yield found

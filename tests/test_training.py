@@ -338,7 +338,7 @@ def test_two_processes_on_one_directory(tmp_path):
 @pytest.mark.parametrize("overlap", [False, True])
 def test_nan_stops_the_fleet_and_names_run_step_and_checkpoint(tmp_path, monkeypatch, overlap):
     """Also where the next rollout has begun by then, in which the policy makes no sense any more."""
-    config = changed(TINY, rho=(0.0,), checkpoint_every=4, overlap=overlap)
+    config = changed(TINY, rho=(0.1,), checkpoint_every=4, overlap=overlap)
     update = rows.update
 
     def poisoned(learner, state, numbers, data, seeds, clock):
@@ -347,15 +347,15 @@ def test_nan_stops_the_fleet_and_names_run_step_and_checkpoint(tmp_path, monkeyp
         return update(learner, state, numbers, data, seeds, clock)
 
     monkeypatch.setattr(rows, "update", poisoned)
-    with pytest.raises(NonFinite, match=r"in rho0-seed0 at step 384 of probe/reach-north.*checkpoint-0*4\.npz"):
+    with pytest.raises(NonFinite, match=r"in rho0\.1-seed0 at step 384 of probe/reach-north.*checkpoint-0*4\.npz"):
         train(config, tmp_path / "fleet", quiet=True)
-    (last,) = (tmp_path / "fleet" / "rho0-seed0" / "metrics.jsonl").read_text().splitlines()[-1:]
+    (last,) = (tmp_path / "fleet" / "rho0.1-seed0" / "metrics.jsonl").read_text().splitlines()[-1:]
     assert json.loads(last)["train/policy_loss"] == "nan"
 
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_crashed_simulator_ends_the_run_with_its_traceback(tmp_path, overlap):
-    config = changed(TINY, seeds=(0, 1), rho=(0.0,), overlap=overlap)
+    config = changed(TINY, seeds=(0, 1), rho=(0.1,), overlap=overlap)
     original = Fleet.advance
 
     def break_pool(self, ahead):
@@ -392,21 +392,22 @@ def test_a_stop_asked_for_in_the_last_iteration_does_not_promise_more(tmp_path, 
         train(config, tmp_path / "fleet", quiet=True)
 
 
-@pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
-def test_asked_to_stop_it_saves_and_leaves_and_resume_goes_on(straight, tmp_path, asked):
+def test_asked_to_stop_it_saves_and_leaves_and_resume_goes_on(straight, tmp_path):
+    """By Ctrl-C, and again by SIGTERM, a scheduler's way to ask."""
     fleets.write(TINY, tmp_path / "fleet")
-    hold = fleets.Hold(tmp_path / "hold", iterations=3)
-    process = fleets.resume(tmp_path / "fleet", tmp_path / "cache", hold=hold)
-    processes.until(lambda: hold.reached(tmp_path / "fleet"), process)
-    workers = processes.children(process.pid)
-    assert workers
-    for pid in [process.pid, *workers]:  # a terminal and a scheduler tell all processes
-        os.kill(pid, asked)
-    said = processes.ended(process)
-    assert process.returncode == 130, said
-    assert "stopped after step" in said
-    assert "sphere resume" in said
-    assert "Traceback" not in said
+    for asked, iterations in ((signal.SIGINT, 3), (signal.SIGTERM, 11)):
+        hold = fleets.Hold(tmp_path / "hold", iterations)
+        process = fleets.resume(tmp_path / "fleet", tmp_path / "cache", hold=hold)
+        processes.until(lambda hold=hold: hold.reached(tmp_path / "fleet"), process)
+        workers = processes.children(process.pid)
+        assert workers
+        for pid in [process.pid, *workers]:  # a terminal and a scheduler tell all processes
+            os.kill(pid, asked)
+        said = processes.ended(process)
+        assert process.returncode == 130, said
+        assert f"stopped after step {64 * (iterations + 1)}" in said
+        assert "sphere resume" in said
+        assert "Traceback" not in said
     environment = tmp_path / "fleet" / "rho0-seed0" / "environment.json"
     began = json.loads(environment.read_text()) | {"python": "2.7"}
     environment.write_text(json.dumps(began))

@@ -271,8 +271,8 @@ def tsne_panels(panels: Mapping[str, Mapping[str, np.ndarray]], seed: int = 0) -
     from matplotlib import pyplot
 
     try:
-        from sklearn.manifold import TSNE  # type: ignore[import-untyped]
-        from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+        from sklearn.manifold import TSNE
+        from threadpoolctl import threadpool_limits
     except ImportError as error:
         raise ValueError("t-SNE needs scikit-learn: pip install scikit-learn") from error
     columns = list(dict.fromkeys(name for snapshots in panels.values() for name in snapshots))
