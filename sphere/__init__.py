@@ -8,11 +8,19 @@ The names that others build on:
 - `ntk.gram(net, x)`, `ntk.effective_rank(net, x)`, `ntk.slq_effective_rank(fn, params, x, key)`: spectral plasticity
 - `nets`: MLPs and five kinds of MoE, as values
 - `spectrum`: the paper's identities and bounds
+- `envs`: environments by name, `envs.make("metaworld/hammer", num_envs=8)`
+- `torch`: the same for PyTorch
+
+A name is imported when it is first used: environments and `sphere.torch` need no jax.
 """
 
-from sphere import nets, ntk, spectrum
-from sphere.penalty import penalised_value_and_grad, routed_penalty, sphere_penalty
-from sphere.spectrum import effective_rank
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sphere import nets, ntk, spectrum
+    from sphere.penalty import penalised_value_and_grad, routed_penalty, sphere_penalty
+    from sphere.spectrum import effective_rank
 
 __version__ = "0.1.0"
 
@@ -25,3 +33,19 @@ __all__ = [
     "spectrum",
     "sphere_penalty",
 ]
+
+_MODULES = ("envs", "nets", "ntk", "spectrum", "torch")
+_FUNCTIONS = {
+    "effective_rank": "sphere.spectrum",
+    "penalised_value_and_grad": "sphere.penalty",
+    "routed_penalty": "sphere.penalty",
+    "sphere_penalty": "sphere.penalty",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"sphere.{name}")
+    if name in _FUNCTIONS:
+        return getattr(importlib.import_module(_FUNCTIONS[name]), name)
+    raise AttributeError(f"module 'sphere' has no attribute {name!r}")
