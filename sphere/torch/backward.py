@@ -44,7 +44,7 @@ def penalised_backward(
 
     With several processes say whose gradients are averaged: `ddp=model`, its DistributedDataParallel wrapper, makes both
     gradients averages over processes (inside `no_sync` neither is); `ddp=False` if processes have models of their own.
-    Parameters sharded by `fully_shard` need nothing: their two gradients are averages by their own hooks.
+    For parameters sharded by `fully_shard` both are averages, by hooks of their own; take `params` before the forward pass.
     """
     terms = tuple(penalty) if isinstance(penalty, tuple | list) else (penalty,)
     rhos = strengths.check(rho, floor, coefficient, KNOWN, len(terms))
@@ -64,7 +64,7 @@ def penalised_backward(
     sharded = ranks.sharded(weights)
     before = [w.grad if w.grad is None or group is None else w.grad.clone() for w in weights]
     try:
-        added = [_gradient(term, weights, scale, before, sharded) for term in terms]
+        added = [_gradient(term, weights, scale, loss if sharded else None) for term in terms]
         if group is not None:
             for gradients in added:
                 ranks.average(gradients, weights, group)
@@ -135,14 +135,13 @@ def gradient(term: Tensor, weights: Sequence[Tensor], scale: float = 1.0) -> lis
     return list(found)
 
 
-def _gradient(
-    term: Tensor, weights: Sequence[Tensor], scale: float, before: Sequence[Tensor | None], sharded: bool
-) -> list[Tensor | None]:
-    if not sharded:
+def _gradient(term: Tensor, weights: Sequence[Tensor], scale: float, loss: Tensor | None) -> list[Tensor | None]:
+    if loss is None:
         return gradient(term, weights, scale)
     for w in weights:  # only their own hooks bring gradients of shards together, and they write to .grad
         w.grad = None
-    term.backward(torch.full_like(term, scale), retain_graph=True)
+    total = term + 0 * loss  # the hooks sit at the outputs of modules, which features may not have gone through
+    total.backward(torch.full_like(total, scale), retain_graph=True)
     return [w.grad for w in weights]
 
 

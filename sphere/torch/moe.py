@@ -51,7 +51,7 @@ class TopK(nn.Module):
         outputs, features = self._run(self.experts, x[:, None].expand(-1, self.num_experts, -1))
         rows = torch.arange(len(x), device=x.device)[:, None]
         self.mixture = Mixture(weight[:, :, None] * features[rows, chosen], chosen, self.num_experts)
-        return torch.einsum("nk,nko->no", weight, outputs[rows, chosen])
+        return (weight[:, :, None] * outputs[rows, chosen]).sum(dim=1)
 
     def __getstate__(self) -> dict:
         return self.__dict__ | {"mixture": None}  # results of a forward pass can be neither copied nor saved
