@@ -9,6 +9,7 @@ The names that others build on:
 - `nets`: MLPs and five kinds of MoE, as values
 - `spectrum`: the paper's identities and bounds
 - `envs.make("metaworld/hammer", num_envs=8, seed=0)`: the benchmarks' environments, as a gymnasium vector environment
+- `torch`: penalty, coefficient, routing health and effective rank for PyTorch models
 - `load("runs/first/rho0.1-seed0")`: a trained policy, without a simulator
 - `register_method`, `register_suite`, `register_learner`, `register_preset`: your own, without a fork
 
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-_MODULES = ("bounds", "diagnostics", "envs", "nets", "ntk", "penalty", "spectrum", "variants")
+_MODULES = ("bounds", "diagnostics", "envs", "nets", "ntk", "penalty", "spectrum", "torch", "variants")
 _NAMES = {
     "effective_rank": "sphere.spectrum",
     "penalised_value_and_grad": "sphere.penalty",

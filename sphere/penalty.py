@@ -189,6 +189,7 @@ class Penalised(NamedTuple):
     penalty: Any  # a number, or a tuple where the penalty has several terms
     coefficient: Any  # lambda in L = L_task + lambda * L_penalty, one for each term
     aux: Any
+    felt: Any = None  # lambda ||grad penalty|| / ||grad task||, where asked for; one for each term
 
 
 def sum_of_squares(tree: Any) -> Float[Array, ""]:
@@ -235,13 +236,24 @@ def _added(rho: Any, weight: Array, task: Array, extra: Array) -> Array:
     return jnp.where(rho == 0, task, (task + weight * extra).astype(task.dtype))
 
 
+def _relative(rho: Any, task: Array, penalty: Array, floor: float) -> Array:
+    """rho t / sqrt(p^2 + (floor t)^2) from t^2 and p^2; 0 where both are 0."""
+    bounded = penalty + floor**2 * task
+    return rho * jnp.sqrt(jnp.where(bounded > 0, task / jnp.where(bounded > 0, bounded, 1), 0))
+
+
 def penalised_value_and_grad(
-    losses: Callable[..., tuple[Array, Any, Any]], coefficient: str = "gradient-norm"
+    losses: Callable[..., tuple[Array, Any, Any]],
+    coefficient: str = "gradient-norm",
+    floor: float | None = None,
+    felt: bool = False,
 ) -> Callable[..., tuple[Penalised, Any]]:
     """Gradient of task loss + lambda * penalty, where lambda follows `rho` in one of three ways:
 
     - `gradient-norm` (the paper's default): lambda = rho * ||grad task|| / (||grad penalty|| + 1e-8), where each norm
       is `global_norm`, never below 1e-4: a penalty with a smaller gradient is felt less than rho says
+      By `floor`, for example 1e-8, lambda = rho * t / sqrt(p^2 + (floor * t)^2) with t and p the norms as they are: it
+      does not depend on the scale of the loss. With `felt` the values say how strong the penalty was beside the task
     - `loss-ratio`: lambda = rho * |task| / (penalty + 1e-8)
     - `fixed`: lambda = rho
 
@@ -256,6 +268,10 @@ def penalised_value_and_grad(
     """
     if coefficient not in ("gradient-norm", "loss-ratio", "fixed"):
         raise ValueError(f"coefficient {coefficient!r} is not known; use gradient-norm, loss-ratio or fixed")
+    if floor is not None and not 0 < floor < 1:
+        raise ValueError(f"floor is {floor}, wanted a small number above 0 such as 1e-8, or None for the released one")
+    if coefficient != "gradient-norm" and (felt or floor is not None):
+        raise ValueError(f"coefficient {coefficient!r} knows no floor and no felt ratio; use gradient-norm")
 
     def function(*args: Any) -> tuple[Array, Any, Any]:
         return _three(losses(*args))
@@ -275,11 +291,17 @@ def penalised_value_and_grad(
                 pulled = [jax.grad(lambda p, i=i: function(p, *args)[1][i])(params) for i in range(len(penalty))]
             else:
                 pulled = list(pull(jnp.ones_like(penalty)))
-            ratios, weights = _for_each(rho, penalty), []
+            ratios, weights, found = _for_each(rho, penalty), [], []
+            square = sum_of_squares(task) if felt or floor is not None else None
             for ratio, extra in zip(ratios, pulled, strict=True):
-                weights.append(ratio * size / (global_norm(extra) + 1e-8))
+                if floor is None:
+                    weights.append(ratio * size / (global_norm(extra) + 1e-8))
+                else:
+                    weights.append(_relative(ratio, square, sum_of_squares(extra), floor))
+                found.append(jnp.abs(weights[-1]) * jnp.sqrt(sum_of_squares(extra) / square) if felt else None)
                 grad = jax.tree.map(partial(_added, ratio, weights[-1]), grad, extra)
             weight = tuple(weights) if isinstance(penalty, tuple) else weights[0]
+            strength = (tuple(found) if isinstance(penalty, tuple) else found[0]) if felt else None
         else:
 
             def both(params: Any) -> tuple[tuple[Array, Any], Any]:
@@ -293,7 +315,7 @@ def penalised_value_and_grad(
                 for ratio, term in zip(_for_each(rho, penalty), jax.tree.leaves(penalty), strict=True)
             ]
             weight = tuple(weights) if isinstance(penalty, tuple) else weights[0]
-            (grad,) = pull((one, weight))
-        return Penalised(loss, penalty, weight, aux), grad
+            (grad,), strength = pull((one, weight)), None
+        return Penalised(loss, penalty, weight, aux, strength), grad
 
     return value_and_grad

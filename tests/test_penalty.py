@@ -536,3 +536,29 @@ def test_signals_are_those_of_the_linear_layer_also_before_a_layernorm(kind):
     net, x = network(kind, layer_norm=True, compute="dense"), states()
     psi = eqx.filter_jit(ntk.kronecker_factors)(net, x)[-2].psi
     np.testing.assert_allclose(eqx.filter_jit(gradient_blocks)(net, x), psi, atol=1e-12)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-9])
+def test_a_relative_floor_is_felt_as_rho_says_whatever_the_scale(scale):
+    """At the released floor of 1e-4 a short gradient of the penalty is hardly felt."""
+    params, x = problem()
+
+    def losses(params, x):
+        loss, penalty, hidden = two_losses(params, x)
+        return loss, scale * penalty, hidden
+
+    task, extra = (jax.grad(lambda p, i=i: losses(p, x)[i])(params) for i in range(2))
+    t, p = (np.sqrt(sum(np.sum(np.square(leaf)) for leaf in g.values())) for g in (task, extra))
+    values, got = jax.jit(penalised_value_and_grad(losses, floor=1e-8, felt=True))(params, 0.1, x)
+    want = 0.1 * t / np.sqrt(p**2 + (1e-8 * t) ** 2)
+    np.testing.assert_allclose(values.coefficient, want, rtol=1e-10)
+    np.testing.assert_allclose(values.felt, want * p / t, rtol=1e-10)
+    for name in params:
+        np.testing.assert_allclose(got[name], task[name] + want * extra[name], rtol=1e-10)
+    released = jax.jit(penalised_value_and_grad(losses, felt=True))(params, 0.1, x)[0]
+    np.testing.assert_allclose(released.felt, released.coefficient * p / t, rtol=1e-10)
+    assert (released.felt < 0.01) == (scale < 1)
+    with pytest.raises(ValueError, match=r"floor is 0, wanted a small number above 0 such as 1e-8"):
+        penalised_value_and_grad(losses, floor=0)
+    with pytest.raises(ValueError, match="coefficient 'fixed' knows no floor and no felt ratio"):
+        penalised_value_and_grad(losses, "fixed", felt=True)

@@ -1,0 +1,119 @@
+"""The SPHERE penalty for PyTorch: how far the Gram matrix of gate-weighted expert features is from a multiple of I.
+
+Values and gradients are those of `sphere.penalty`. All of it is computed in float32 at least, also under autocast.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sphere.torch import checks
+from sphere.torch.blocks import routed_square
+
+SMALL = 2**20
+"""Entries of a token-by-token matrix up to which it is simply formed: 4 MB in float32."""
+
+
+class Mixture(NamedTuple):
+    """What one layer of experts did with a batch; `routed_penalty(*mixture)` is its penalty."""
+
+    features: Tensor  # [n, k, width], of the chosen experts, times their gate weights
+    experts: Tensor  # [n, k], which experts were chosen
+    num_experts: int
+
+
+class Gram(NamedTuple):
+    """What a penalty needs to know of an SPSD matrix A [m, m]."""
+
+    trace: Tensor
+    square: Tensor  # ||A||_F^2
+    size: int  # m
+
+
+def anisotropy(gram: Gram) -> Tensor:
+    """||A - (tr(A) / m) I||_F^2 = ||A||_F^2 - tr(A)^2 / m: the SPHERE penalty."""
+    return gram.square - gram.trace**2 / gram.size
+
+
+def scale_free(gram: Gram) -> Tensor:
+    """||A / (tr(A) / m) - I||_F^2 / m = m ||A||_F^2 / tr(A)^2 - 1; 0 for A = 0.
+
+    It does not change when A is scaled, so its gradient cannot be followed by shrinking the features. A trace below 1e-12
+    counts as 0: float32 holds neither its square nor the gradient's third power.
+    """
+    dead = gram.trace < 1e-12
+    trace = torch.where(dead, torch.ones_like(gram.trace), gram.trace)
+    value = gram.size * (gram.square / trace / trace) - 1
+    return torch.where(dead, torch.zeros_like(value), value)
+
+
+def gram(phi: Tensor) -> Gram:
+    """Of A = phi^T phi / n for phi [n, m], by the smaller of the feature Gram [m, m] and the sample Gram [n, n]."""
+    phi = checks.real("phi", phi, 2, "[samples, features]")
+    with torch.autocast(phi.device.type, enabled=False):
+        return _dense(phi)
+
+
+def routed_gram(features: Tensor, experts: Tensor, num_experts: int, samples: int | None = None) -> Gram:
+    """Of the same A, from the chosen experts alone: row i of phi holds features[i, j] in the block of experts[i, j].
+
+    Memory grows linearly with the number of rows (`sphere.torch.blocks`). `samples` bounds the work: that many rows,
+    drawn at random without replacement, stand for all of them. The value is then that of a smaller batch.
+    """
+    if samples is not None and samples < 1:
+        raise ValueError(f"samples={samples}; wanted at least 1, or None for all rows")
+    if samples is not None and isinstance(features, Tensor) and samples < len(features):
+        rows = torch.randperm(len(features), device=features.device)[:samples]
+        features, experts = features[rows], experts[rows]
+    features = checks.real("features", features, 3, "[samples, chosen experts, width]")
+    experts = checks.indices("experts", experts, features.shape[:2], num_experts, features.device)
+    n, k, width = features.shape
+    size = num_experts * width
+    tokens = (n * k) ** 2
+    with torch.autocast(features.device.type, enabled=False):
+        if size <= n and n * size * size < tokens * width:
+            return _dense(spread(features, experts, num_experts))
+        same = experts[:, :, None] == experts[:, None, :]
+        trace = torch.where(same, features @ features.mT, 0).sum() / n
+        square = _small(features, experts) if tokens <= SMALL else routed_square(features, experts, num_experts)
+        return Gram(trace, square / n**2, size)
+
+
+def spread(features: Tensor, experts: Tensor, num_experts: int) -> Tensor:
+    """phi [n, experts * width]: features by expert, zeros where an expert was not chosen."""
+    n, k, width = features.shape
+    empty = features.new_zeros(n, num_experts, width)
+    return empty.scatter_add(1, experts[:, :, None].expand(n, k, width), features).reshape(n, -1)
+
+
+def sphere_penalty(phi: Tensor) -> Tensor:
+    """||A - (tr(A)/m) I||_F^2 with A = phi^T phi / n, for phi [n samples, m features].
+
+    For a Mixture of Experts phi holds, side by side, the features of every expert times its gate weight, zeros for an expert
+    that was not chosen; for a dense network, the last hidden features. Zero features have penalty 0.
+    """
+    return anisotropy(gram(phi))
+
+
+def routed_penalty(features: Tensor, experts: Tensor, num_experts: int, samples: int | None = None) -> Tensor:
+    """The same penalty from the chosen experts alone, in memory linear in the number of rows.
+
+    `features[i, j]` are the features of row i's j-th chosen expert times its gate weight, `experts[i, j]` says which expert
+    that is. `samples`: use that many rows, drawn at random.
+    """
+    return anisotropy(routed_gram(features, experts, num_experts, samples))
+
+
+def _dense(phi: Tensor) -> Gram:
+    n, m = phi.shape
+    a = (phi.T @ phi if m <= n else phi @ phi.T) / n
+    return Gram(torch.trace(a), (a * a).sum(), m)
+
+
+def _small(features: Tensor, experts: Tensor) -> Tensor:
+    """||phi phi^T||_F^2 with all products of tokens at once."""
+    n, k, width = features.shape
+    tokens, owner = features.reshape(n * k, width), experts.reshape(n * k)
+    products = torch.where(owner[:, None] == owner[None, :], tokens @ tokens.T, 0)
+    return products.reshape(n, k, n, k).sum(dim=(1, 3)).square().sum()

@@ -1,0 +1,198 @@
+"""Effective rank, NTK and routing health of sphere.torch beside the JAX functions, on the same arrays and weights."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs PyTorch: pip install 'sphere-rl[torch]'")
+torch.set_num_threads(1)  # threads that wait for each other on a busy machine take forty times as long
+
+import sphere
+import sphere.torch as st
+from sphere import nets, ntk, spectrum
+from sphere.diagnostics import diagnose
+from sphere.torch import ntk as torch_ntk
+from sphere.torch import routing
+
+
+def matrices():
+    rng = np.random.default_rng(0)
+    low = rng.normal(size=(12, 3)) @ rng.normal(size=(3, 9))
+    return {
+        "random": rng.normal(size=(7, 11)),
+        "low rank": low,
+        "identity": np.eye(6),
+        "one direction": np.outer(np.arange(1, 5), np.ones(8)),
+        "graded": np.diag(10.0 ** -np.arange(12)),
+        "huge": 1e30 * rng.normal(size=(5, 5)),
+        "tiny": 1e-30 * rng.normal(size=(5, 5)),
+    }
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("name", matrices())
+def test_effective_rank_equals_jax(x64, name, dtype):
+    matrix = matrices()[name].astype(dtype)
+    close = 1e-10 if dtype == "float64" else 1e-5
+    want = sphere.effective_rank(jnp.asarray(matrix))
+    assert float(st.effective_rank(torch.tensor(matrix))) == pytest.approx(float(want), rel=close)
+    gram = (matrix / np.abs(matrix).max()) @ (matrix / np.abs(matrix).max()).T
+    want = spectrum.effective_rank_spsd(jnp.asarray(gram))
+    assert float(st.effective_rank_spsd(torch.tensor(gram))) == pytest.approx(float(want), rel=close)
+
+
+def test_effective_rank_of_half_precision_is_that_of_float32():
+    matrix = torch.randn(9, 6, generator=torch.Generator().manual_seed(0)).bfloat16()
+    assert float(st.effective_rank(matrix)) == float(st.effective_rank(matrix.float()))
+
+
+def test_the_gradient_of_effective_rank_equals_jax(x64):
+    matrix = np.random.default_rng(1).normal(size=(5, 4))
+    tensor = torch.tensor(matrix, requires_grad=True)
+    st.effective_rank(tensor).backward()
+    np.testing.assert_allclose(tensor.grad, jax.grad(sphere.effective_rank)(jnp.asarray(matrix)), rtol=1e-9)
+    assert torch.autograd.gradcheck(st.effective_rank, tensor)
+
+
+def test_a_zero_matrix_has_rank_zero():
+    assert float(st.effective_rank(torch.zeros(3, 3))) == 0
+
+
+def twins(dtype, experts=5, top_k=2, width=7, depth=2):
+    """The same Top-K mixture in JAX and in PyTorch."""
+    config = nets.NetConfig(kind="top-k", experts=experts, top_k=top_k, width=width, depth=depth)
+    net = nets.build(config, 6, 3, key=jax.random.key(0))
+    twin = st.TopK(6, 3, experts=experts, top_k=top_k, width=width, depth=depth).to(getattr(torch, dtype))
+    rng = np.random.default_rng(2)  # biases too
+    net = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), dtype) if leaf.ndim else leaf, net)
+    with torch.no_grad():
+        for bank, mlp, lead in ((twin.gate, net.router.gate, True), (twin.experts, net.experts, False)):
+            for layer, linear in zip(bank, [*mlp.hidden, mlp.head], strict=True):
+                for parameter, array in ((layer.weight, linear.kernel), (layer.bias, linear.bias)):
+                    parameter.copy_(torch.tensor(np.array(array)[None] if lead else np.array(array)))
+    return net, twin, rng.normal(size=(16, 6)).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_the_mixture_and_its_ntk_equal_jax(x64, dtype):
+    net, twin, x = twins(dtype)
+    close = 1e-10 if dtype == "float64" else 1e-5
+    want = net(jnp.asarray(x))[0]
+    np.testing.assert_allclose(twin(torch.tensor(x)).detach(), want, rtol=close, atol=close * np.abs(want).max())
+    kernel = np.asarray(ntk.gram(net, jnp.asarray(x)))
+    got = st.ntk_gram(twin, torch.tensor(x))
+    np.testing.assert_allclose(got, kernel, rtol=close, atol=close * kernel.max())
+    found = st.ntk_effective_rank(twin, torch.tensor(x))
+    assert found.value == pytest.approx(float(ntk.effective_rank(net, jnp.asarray(x))), rel=close)
+    assert (found.standard_error, found.method) == (0, "exact")
+
+
+def test_routing_health_equals_the_report_of_the_same_network(x64):
+    net, twin, x = twins("float64")
+    want = diagnose(net, jnp.asarray(x))._asdict()
+    twin(torch.tensor(x))
+    got = st.routing_health(*twin.mixture)
+    for name, value in got.numbers().items():
+        assert value == pytest.approx(float(want[name]), rel=1e-9), name
+    load = np.bincount(twin.mixture.experts.reshape(-1).numpy(), minlength=5) / (16 * 2)
+    np.testing.assert_allclose(got.expert_load, load)
+    assert got.numbers("mixture0/").keys() == {f"mixture0/{name}" for name in got._fields if name != "expert_load"}
+
+
+def test_routing_health_of_choices_alone_and_of_one_expert():
+    chosen = torch.tensor([[0], [0], [1], [0]])
+    health = st.routing_health(None, chosen, 4)
+    p = np.array([0.75, 0.25])
+    assert health.routing_entropy == pytest.approx(-np.sum(p * np.log(p)) / math.log(4))
+    assert health.active_ratio == 0.5
+    assert health.max_violation == 2
+    assert math.isnan(health.feature_rank)
+    assert health.numbers().keys() == {"routing_entropy", "active_ratio", "max_violation"}
+    single = st.routing_health(torch.ones(3, 1, 2), torch.zeros(3, 1, dtype=torch.int64), 1)
+    assert (single.routing_entropy, single.active_ratio, single.trace_weight_entropy) == (0, 1, 0)
+    assert math.isnan(single.overlap)
+    assert single.feature_rank == pytest.approx(1)
+
+
+def test_feature_rank_of_many_rows_is_that_of_some_of_them():
+    rng = np.random.default_rng(3)
+    features, chosen = torch.tensor(rng.normal(size=(40, 2, 3))), torch.tensor(rng.integers(0, 4, (40, 2)))
+    rows = torch.linspace(0, 39, 10).long()
+    want = routing.feature_rank(features[rows], chosen[rows], 10)
+    assert st.routing_health(features, chosen, 4, samples=10).feature_rank == want
+
+
+def test_slq_equals_jax_on_the_same_probes(x64):
+    net, twin, x = twins("float64")
+    key = jax.random.key(4)
+    trained, rest = jax.tree.flatten(net)
+
+    def function(params, x):
+        return jax.tree.unflatten(rest, params)(x)[0]
+
+    want = ntk.slq_effective_rank(function, trained, jnp.asarray(x), key, probes=6, depth=10)
+    z = torch.tensor(np.array(jax.random.normal(key, (6, 16))))
+    outputs = torch_ntk._outputs(twin, torch.tensor(x), None)
+    got = torch_ntk.slq(torch_ntk._multiplier(outputs, list(twin.parameters())), z, 10)
+    assert got.value == pytest.approx(float(want.value), rel=1e-9)
+    assert got.standard_error == pytest.approx(float(want.standard_error), rel=1e-9)
+
+
+def test_slq_finds_the_exact_value_within_its_error(x64):
+    _, twin, x = twins("float64")
+    exact = st.ntk_effective_rank(twin, torch.tensor(x))
+    estimate = st.ntk_effective_rank(twin, torch.tensor(x), "slq", probes=64, depth=16)
+    assert estimate.method == "slq"
+    assert 0 < estimate.standard_error < 0.2 * exact.value
+    assert abs(estimate.value - exact.value) < 4 * estimate.standard_error
+    assert estimate == st.ntk_effective_rank(twin, torch.tensor(x), "slq", probes=64, depth=16)  # a seed, not the clock
+
+
+def test_auto_takes_the_jacobian_where_it_fits(x64, monkeypatch):
+    _, twin, x = twins("float64")
+    monkeypatch.setattr(torch_ntk, "EXACT", 100)
+    assert st.ntk_effective_rank(twin, torch.tensor(x)).method == "slq"
+
+
+def test_chosen_parameters_and_outputs():
+    """A policy's log standard deviation is left out, and gradients of training stay as they are."""
+    model = torch.nn.Linear(3, 2, bias=False).double()
+    model.log_std = torch.nn.Parameter(torch.zeros(2).double())
+    x = torch.tensor(np.random.default_rng(5).normal(size=(4, 3)))
+    with torch.no_grad():  # of the caller
+        kernel = st.ntk_gram(model, x, params=[model.weight], forward=lambda m, x: {"mean": m(x)}["mean"])
+    np.testing.assert_allclose(kernel, 2 * x @ x.T, rtol=1e-12)  # two outputs, each with the gradient x
+    np.testing.assert_allclose(st.ntk_gram(model, x), 2 * x @ x.T, rtol=1e-12)
+    assert model.weight.grad is None
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda m, x: st.ntk_effective_rank(m, x, "fast"), "method 'fast' is not known; use auto, exact or slq"),
+        (lambda m, x: st.ntk_gram(m, x, params=[]), "no parameters that require gradients"),
+        (lambda m, x: st.ntk_gram(m, x, forward=lambda m, x: m(x).detach()), "output has no gradient"),
+        (lambda m, x: st.ntk_gram(m, x, forward=lambda m, x: m(x).sum()), r"gives shape \(\), wanted \[n\] or"),
+        (lambda m, x: st.ntk_gram(m, x[:0]), r"gives shape \(0, 2\)"),
+        (lambda m, x: st.ntk_gram(m, x * float("nan")), "output holds NaN or infinite numbers"),
+        (lambda m, x: st.ntk_gram(m, x, params=[torch.ones(2, requires_grad=True)]), "does not depend on any of its"),
+        (lambda m, x: st.ntk_effective_rank(m, x, "slq", probes=1), "probes=1: a standard error needs at least 2"),
+        (lambda m, x: st.ntk_effective_rank(m, x, "slq", depth=0), "depth=0: Lanczos takes at least 1 step"),
+        (lambda m, x: st.effective_rank(x * float("inf")), "matrix holds 12 NaN or infinite numbers of 12"),
+        (lambda m, x: st.effective_rank_spsd(x), r"matrix has shape \(4, 3\), wanted a square one"),
+        (lambda m, x: st.effective_rank_spsd(-torch.eye(3)), "eigenvalues of matrix reach down to -1"),
+        (
+            lambda m, x: st.routing_health(None, torch.tensor([[5]]), 4),
+            "experts holds numbers from 5 to 5, wanted 0 to 3",
+        ),
+        (lambda m, x: st.routing_health(None, torch.zeros(0, 1).long(), 4), "with at least one row"),
+    ],
+)
+def test_bad_input_is_told_in_a_sentence(call, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        call(torch.nn.Linear(3, 2), torch.ones(4, 3))
+    with pytest.raises(TypeError, match="the module gives a dict, wanted a tensor"):
+        st.ntk_gram(torch.nn.Linear(3, 2), torch.ones(4, 3), forward=lambda _m, _x: {})
