@@ -24,7 +24,7 @@ __version__ = "0.1.0"
 _MODULES = ("bounds", "diagnostics", "envs", "nets", "ntk", "penalty", "spectrum", "torch", "variants")
 _NAMES = {
     "effective_rank": "sphere.spectrum",
-    "penalised_value_and_grad": "sphere.penalty",
+    "penalised_value_and_grad": "sphere.coefficient",
     "routed_penalty": "sphere.penalty",
     "sphere_penalty": "sphere.penalty",
     "load": "sphere.saved",

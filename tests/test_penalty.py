@@ -14,10 +14,11 @@ from networks import forward, network, np_forward, states
 import sphere
 from sphere import ntk
 from sphere import penalty as penalties
+from sphere.coefficient import penalised_value_and_grad
 from sphere.methods.method import Look
 from sphere.methods.sphere import Sphere
 from sphere.nets import expert_signals
-from sphere.penalty import Gram, penalised_value_and_grad, routed_gram, scale_free
+from sphere.penalty import Gram, routed_gram, scale_free
 from sphere.variants import ALL_EXPERTS, VARIANTS, PenaltyConfig, gradient_blocks, penalty, terms
 
 pytestmark = pytest.mark.usefixtures("x64")

@@ -14,9 +14,9 @@ from jaxtyping import Array, Float, Integer, PRNGKeyArray
 
 from sphere.algos.learner import Numbers
 from sphere.algos.state import Methods, TrainState, effective
+from sphere.coefficient import Penalised
 from sphere.methods.method import Look, Step, Term, Weights, overrides
 from sphere.nets import Trace
-from sphere.penalty import Penalised
 
 Loss = Callable[[Any], tuple[Float[Array, ""], Any, Trace]]
 """Of a network: its loss, what else is known of it, and the trace of its forward pass."""

@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from sphere.coefficient import Penalised, penalised_value_and_grad
 from sphere.methods.method import Look, Method, Role
 from sphere.nets import NetConfig
-from sphere.penalty import Penalised, penalised_value_and_grad
 from sphere.variants import ALL_EXPERTS, PenaltyConfig, terms
 
 
