@@ -164,8 +164,8 @@ def compare(
     """Steps per second of ours, step by step and in pieces, of the package under gymnasium (0 where it cannot be run), and of
     physics alone."""
     from sphere.envs import make
+    from sphere.envs.handles import Process
     from sphere.envs.rollouts import Rollouts
-    from sphere.envs.worker import Process
 
     context = multiprocessing.get_context("forkserver")
     ours = make(f"{suite}/{task}", num_envs=envs, workers=workers)

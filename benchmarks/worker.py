@@ -17,9 +17,9 @@ import numpy as np
 
 from benchmarks.timing import count
 from sphere.envs.batch import Share, record
+from sphere.envs.handles import ENVIRONMENT, anonymous_memory
 from sphere.envs.metaworld import MetaWorld
 from sphere.envs.policy import Policy, Spec
-from sphere.envs.worker import ENVIRONMENT, anonymous_memory
 
 EXPERTS, WIDTH, DEPTH = 10, 256, 3
 OBS, ACT = 39, 4

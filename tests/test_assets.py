@@ -130,7 +130,7 @@ def test_what_is_missing_is_said_with_the_command_to_run(cache):
     with pytest.raises(FileNotFoundError) as caught:
         find("toy")
     assert str(caught.value) == f"the models of toy are not in {cache}/toy; get them with: sphere assets toy"
-    with pytest.raises(ValueError, match="did you mean 'humanoidbench'"):
+    with pytest.raises(ValueError, match="did you mean humanoidbench"):
         install("humanoidbensch")
 
 

@@ -5,7 +5,6 @@ The equations are in `ppo_equations.py`; a fleet of it is made by `fleet.py`.
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
@@ -36,7 +35,7 @@ from sphere.algos.state import (
 from sphere.algos.step import Surroundings, added, after_step, gradient
 from sphere.errors import in_range
 from sphere.methods import Method, Sphere
-from sphere.methods.method import overrides
+from sphere.methods.method import check_methods, overrides
 from sphere.nets import GaussianActor, NetConfig, Value, build, with_temperature
 
 BOUNDS = {
@@ -237,15 +236,6 @@ class PPO(Learner):
         data: dict[str, Any] = {"reward": zeros, "log_prob": zeros, "terminated": none, "done": none}
         data |= {"obs": obs, "next_obs": obs, "action": action}
         return few, data, self.epochs * self.iteration_steps / few.rollout_steps
-
-
-def check_methods(methods: tuple[Method, ...], nets: Mapping[str, NetConfig]) -> None:
-    """Refuse methods that exclude each other or could have no effect on these networks."""
-    balancing = [method.name for method in methods if overrides(method, "gradient")]
-    if len(balancing) > 1:
-        raise ValueError(f"{' and '.join(balancing)} both weigh their loss by gradients; choose one")
-    for method in methods:
-        method.check(nets)
 
 
 def scheduled(config: PPO, numbers: Numbers, progress: Float[Array, ""]) -> Float[Array, ""]:

@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 from sphere.envs import assets
 from sphere.envs import humanoidbench_rewards as rewards
-from sphere.envs.batch import State
+from sphere.envs.batch import State, Stepped
 from sphere.envs.humanoidbench_rewards import Measured
 from sphere.envs.metaworld_origin import renderer, trim
 from sphere.errors import unknown
@@ -131,14 +131,7 @@ class HumanoidBench:
         self.observation[index] = np.concatenate([data.qpos, data.qvel])
         self.returned[index] = 0.0
 
-    def step(
-        self, action: Float[np.ndarray, "env act"]
-    ) -> tuple[
-        Float[np.ndarray, "env obs"],
-        Float[np.ndarray, " env"],
-        Bool[np.ndarray, " env"],
-        Bool[np.ndarray, " env"],
-    ]:
+    def step(self, action: Float[np.ndarray, "env act"]) -> Stepped:
         self._simulate(action)
         name, least = self.task.least
         terminated = getattr(self.measured, name) < least

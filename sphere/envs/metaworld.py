@@ -17,10 +17,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 from sphere.envs import metaworld_rewards as rewards
-from sphere.envs.batch import State
+from sphere.envs.batch import State, Stepped
 from sphere.envs.metaworld_origin import FRAME_SKIP, Origin
 from sphere.envs.metaworld_scene import CLAWS, Layout, Objects, Scene, Start, Term
 from sphere.errors import unknown
@@ -184,14 +184,7 @@ class MetaWorld:
         self.scene.begin()
         return self.last[where]
 
-    def step(
-        self, action: Float[np.ndarray, "env act"]
-    ) -> tuple[
-        Float[np.ndarray, "env obs"],
-        Float[np.ndarray, " env"],
-        Bool[np.ndarray, " env"],
-        Bool[np.ndarray, " env"],
-    ]:
+    def step(self, action: Float[np.ndarray, "env act"]) -> Stepped:
         self._simulate(action)
         self._look(action[:, 3])
         before, current, now = self.frames

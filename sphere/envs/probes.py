@@ -18,9 +18,9 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
-from sphere.envs.batch import State
+from sphere.envs.batch import State, Stepped
 from sphere.errors import unknown
 
 LENGTH = 5
@@ -160,14 +160,7 @@ class Probes:
         self.t[where] = 0
         return self.probe.observe(self.x[where], self.t[where])
 
-    def step(
-        self, action: Float[np.ndarray, "env act"]
-    ) -> tuple[
-        Float[np.ndarray, "env obs"],
-        Float[np.ndarray, " env"],
-        Bool[np.ndarray, " env"],
-        Bool[np.ndarray, " env"],
-    ]:
+    def step(self, action: Float[np.ndarray, "env act"]) -> Stepped:
         self.t += 1
         self.x = self.probe.move(self.x, action)
         reward = self.probe.reward(self.x, self.t, action)

@@ -114,12 +114,12 @@ class Rollouts:
     def _accounts(self, piece: np.ndarray) -> Iterator[Finished]:
         reward, success = piece["reward"].copy(), piece["success"].copy()
         done = piece["terminated"] | piece["truncated"]
-        first = 0
+        sums, first = self.pool.episodes, 0
         for t in np.flatnonzero(done.any(axis=1)).tolist():
-            self.pool.add(reward[first : t + 1], success[first : t + 1])
-            yield Finished(np.flatnonzero(done[t]), self.pool.ended(done[t], success[t]))
+            sums.add(reward[first : t + 1], success[first : t + 1])
+            yield Finished(np.flatnonzero(done[t]), sums.end(done[t], success[t]))
             first = t + 1
-        self.pool.add(reward[first:], success[first:])
+        sums.add(reward[first:], success[first:])
 
 
 def _piece(steps: int, once: bool, part: slice) -> tuple[int, bool]:

@@ -12,12 +12,12 @@ from sphere import envs
 from sphere.algos.learner import Data, DataSpec
 from sphere.algos.source import Outcomes, Source, States, Wanted
 from sphere.envs import heldout
+from sphere.envs.handles import cores
 from sphere.envs.player import COLUMNS, Player, outcomes, steps_by_learner, unit_noise
 from sphere.envs.pool import MANY, Pool
 from sphere.envs.rollouts import Rollouts
 from sphere.envs.statistics import Statistics, seen, standardised
 from sphere.envs.turns import Turns
-from sphere.envs.worker import cores
 from sphere.errors import in_range
 
 TOGETHER = 2

@@ -27,21 +27,10 @@ class RunRecord(NamedTuple):
     """What goes into config.json."""
 
 
-def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Settings by their full names: "learner.actor.experts" -> 10."""
-    found: dict[str, Any] = {}
-    for name, value in settings.items():
-        if isinstance(value, Mapping) and value:
-            found |= flatten(value, f"{prefix}{name}.")
-        else:
-            found[prefix + name] = value
-    return found
-
-
 def _check_same(path: Path, settings: Mapping[str, Any]) -> None:
     """A run goes on with the settings that its records name."""
     try:
-        before, now = flatten(run_directory.read_config(path)["settings"]), flatten(files.plain(settings))
+        before, now = files.flatten(run_directory.read_config(path)["settings"]), files.flatten(files.plain(settings))
     except (OSError, ValueError, TypeError, KeyError):
         return  # not there, damaged or of another version: whether it fits is the checkpoint's to say
     if changed := [name for name in now if name not in UNIMPORTANT and now[name] != before.get(name)]:
