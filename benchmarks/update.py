@@ -97,13 +97,11 @@ def best(once: Callable[[], float], repeats: int, seconds: float) -> float:
     return min(times)
 
 
-def fleet_milliseconds(config: PPO, fleet: int, repeats: int, seconds: float) -> float:
-    """Per minibatch of all runs together, by whole updates."""
-    state = fresh(config, fleet)
+def timed_update(config: PPO, state: PPOState, fleet: int, progress: float = 0.0) -> Callable[[], float]:
+    """A function that carries out one update of all runs and returns its seconds. It takes over `state`."""
     data = jax.device_put(experience(config, fleet)._asdict())
     seeds = jnp.arange(fleet, dtype=jnp.uint32)
-    of_runs, clock = numbers(config, fleet), Clock(np.int32(0), np.float32(0))
-    minibatches = config.epochs * config.num_envs * config.rollout_steps // config.batch_size
+    of_runs, clock = numbers(config, fleet), Clock(np.int32(0), np.float32(progress))
 
     def once() -> float:
         nonlocal state
@@ -115,7 +113,16 @@ def fleet_milliseconds(config: PPO, fleet: int, repeats: int, seconds: float) ->
             raise RuntimeError("the synthetic update became NaN: its times mean nothing")
         return elapsed
 
-    return 1e3 * best(once, repeats, seconds) / minibatches
+    return once
+
+
+def minibatches(config: PPO) -> int:
+    return config.epochs * config.num_envs * config.rollout_steps // config.batch_size
+
+
+def fleet_milliseconds(config: PPO, fleet: int, repeats: int, seconds: float) -> float:
+    """Per minibatch of all runs together, by whole updates."""
+    return 1e3 * best(timed_update(config, fresh(config, fleet), fleet), repeats, seconds) / minibatches(config)
 
 
 def call_milliseconds(config: PPO, repeats: int, seconds: float) -> float:
