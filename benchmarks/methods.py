@@ -1,9 +1,9 @@
 """What each method costs: `python -m benchmarks.methods`.
 
 Whole updates of fleets on synthetic rollouts with the paper's actor (Top-2 of ten experts, three layers of 256,
-observation 39, action 4) and critic, as in `benchmarks.update`: milliseconds per minibatch of a fleet, and how many times that
-of no method, measured beside it in the same process. CBP is timed where every unit is mature and units are replaced; ReDo at
-its period of 1,000 steps, none of them in the measurement, and once more as if every step were due.
+observation 39, action 4) and critic, as in `benchmarks.update`: milliseconds per minibatch of a fleet, and how many
+times that of no method, measured beside it in the same process. CBP is timed where every unit is mature and units are
+replaced; ReDo at its period of 1,000 steps, none of them in the measurement, and once more as if every step were due.
 """
 
 import argparse

@@ -1,9 +1,10 @@
 """What one minibatch update costs in training: `python -m benchmarks.update`.
 
-Whole updates of fleets on synthetic rollouts with the paper's actor (Top-2, three layers of 256, observation 39, action 4) and
-critic: 32 minibatches in one call (16 on a CPU), the state donated, as in training. Milliseconds per minibatch, with and
-without the penalty, for fleets of several sizes; and in the same run one jitted call per minibatch of the same network,
-dense, one run, no scan: how the released code is built, without its other costs. Best of several, compiling excluded.
+Whole updates of fleets on synthetic rollouts with the paper's actor (Top-2, three layers of 256, observation 39, action
+4) and critic: 32 minibatches in one call (16 on a CPU), the state donated, as in training. Milliseconds per minibatch,
+with and without the penalty, for fleets of several sizes; and in the same run one jitted call per minibatch of the same
+network, dense, one run, no scan: how the released code is built, without its other costs. Best of several, compiling
+excluded.
 """
 
 import argparse
@@ -59,7 +60,7 @@ def shapes(config: PPO) -> PPOState:
 
 
 def fresh(config: PPO, fleet: int | None) -> PPOState:
-    """LeCun-scaled networks and zero moments, by numpy: `init` would take longer to compile than all the rest to run."""
+    """LeCun-scaled networks and zero moments, by numpy: `init` would take longer to compile than the rest to run."""
     rng = np.random.default_rng(0)
 
     def fill(path: Any, leaf: Any) -> jax.Array:

@@ -141,8 +141,8 @@ def _tokens_fit(arguments: Mapping[str, Any]) -> None:
         )
     if not jnp.issubdtype(jnp.asarray(experts).dtype, jnp.integer):
         raise ValueError(
-            f"experts has numbers of type {jnp.asarray(experts).dtype}, wanted integers: which experts were chosen, not how "
-            "much they weigh; weights belong to features"
+            f"experts has numbers of type {jnp.asarray(experts).dtype}, wanted integers: which experts were chosen, "
+            "not how much they weigh; weights belong to features"
         )
     if known(experts) and not (np.min(experts) >= 0 and np.max(experts) < number):
         raise ValueError(

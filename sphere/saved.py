@@ -24,8 +24,8 @@ from sphere.training.settings import FleetConfig, from_json
 
 
 def load(path: str | Path, run: str | None = None) -> "Policy":
-    """The policy of a run, from the newest good checkpoint of its fleet. `path`: the run's directory, or the fleet's and the
-    name of the run (not needed where there is only one)."""
+    """The policy of a run, from the newest good checkpoint of its fleet. `path`: the run's directory, or the fleet's
+    and the name of the run (not needed where there is only one)."""
     path = Path(path)
     if run is None and (path / "config.json").is_file():
         path, run = path.resolve().parent, path.resolve().name

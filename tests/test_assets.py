@@ -168,7 +168,7 @@ def test_an_interrupted_download_installs_nothing_and_is_resumed(cache, server, 
 
 
 def test_a_server_out_of_reach_is_named(cache):
-    with pytest.raises(ConnectionError, match=r"http://127.0.0.1:9/repository/LICENSE could not be had"):
+    with pytest.raises(ConnectionError, match=r"http://127.0.0.1:9/repository/LICENSE could not be downloaded"):
         install("toy")
 
 
@@ -216,7 +216,7 @@ def test_a_file_that_was_changed_later_is_refused_and_mended(cache, server, spoi
         path.unlink()
     else:
         path.write_bytes(spoil(path.read_bytes()))
-    with pytest.raises(ValueError, match=r"h1/mesh.stl (has|is missing).*anew with: sphere assets toy"):
+    with pytest.raises(ValueError, match=r"h1/mesh.stl (has|is missing).*again with: sphere assets toy"):
         find("toy")
     install("toy", base=server.base)
     assert installed(find("toy")) == CONTENTS

@@ -1,4 +1,5 @@
-"""The worked example of docs/extending.md, done: its file and its line in a copy of the package, trained by its name."""
+"""The worked example of docs/extending.md, done: its file and its line in a copy of the package, trained by its
+name."""
 
 import json
 import os

@@ -285,7 +285,8 @@ def test_make_knows_suites_and_tasks_by_name():
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("in_order", [True, False])
 def test_no_step_is_lost_or_doubled_at_any_pace(workers, in_order, monkeypatch):
-    """Pauses around the time after which a worker goes to sleep, with doorbells and without, the learner awake or asleep."""
+    """Pauses around the time after which a worker goes to sleep, with doorbells and without, the learner awake or
+    asleep."""
     monkeypatch.setattr(handles, "IN_ORDER", in_order)
     monkeypatch.setattr(handles, "AWAKE", 2e-4)  # shorter than some steps, so that the learner sleeps too
     rng = np.random.default_rng(0)

@@ -1,7 +1,7 @@
 """A fleet of any learner: its functions for every row of a leading run axis, compiled once per program.
 
-On a GPU all runs are computed side by side; on a CPU an update takes them one after the other, each as if it were alone. The
-state that goes into an update is donated.
+On a GPU all runs are computed side by side; on a CPU an update takes them one after the other, each as if it were
+alone. The state that goes into an update is donated.
 """
 
 import dataclasses
@@ -23,8 +23,9 @@ EXACT = {
     "xla_gpu_enable_dynamic_slice_fusion": False,
 }
 """Compiler options for the same bits in every process: without, a GPU's kernels are those that happened to be fastest.
-Without Triton's products, because some have no kernel at all unless they are timed (jax 0.11: "No supported config found").
-Products do not write into slices of larger arrays either: cuBLAS then finds its first choice to be unsupported."""
+Without Triton's products, because some have no kernel at all unless they are timed (jax 0.11: "No supported config
+found"). Products do not write into slices of larger arrays either: cuBLAS then finds its first choice to be
+unsupported."""
 
 
 def program(learner: Learner, numbers: dict[str, Any]) -> Learner:

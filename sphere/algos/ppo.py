@@ -73,7 +73,7 @@ class Metrics(NamedTuple):
 
 @dataclass(frozen=True)
 class PPO(Learner):
-    """Proximal policy optimisation. Numbers that a sweep varies are named in `numbers`; they do not change the program."""
+    """Proximal policy optimisation. What a sweep may vary is in `numbers`; it does not change the program."""
 
     name: ClassVar[str] = "ppo"
     title: ClassVar[str] = "PPO"
@@ -108,15 +108,15 @@ class PPO(Learner):
     methods: tuple[Method, ...] = (Sphere(),)
     """What keeps the networks plastic; on the command line --method NAME. With rho 0 SPHERE leaves no trace."""
     deterministic: bool = True
-    """On a GPU, choose kernels by rule, not by timing them: the same seed then gives the same bits in every process, as an
-    exact resume needs. False makes updates about a quarter faster."""
+    """On a GPU, choose kernels by rule, not by timing them: the same seed then gives the same bits in every process, as
+    an exact resume needs. False makes updates about a quarter faster."""
 
     def __post_init__(self) -> None:
         in_range(self, BOUNDS, "ppo.")
         if not 0 < self.max_grad_norm < math.inf:
             raise ValueError(
-                f"ppo.max_grad_norm={self.max_grad_norm}; want a number above 0: 0 would make every gradient 0, and nothing "
-                "would be learned; a large one, as 1e9, clips nothing"
+                f"ppo.max_grad_norm={self.max_grad_norm}; want a number above 0: with 0 every gradient would "
+                "be 0 and nothing learned; a large one, as 1e9, clips nothing"
             )
         samples = self.num_envs * self.rollout_steps
         if samples % self.batch_size:
@@ -164,8 +164,8 @@ class PPO(Learner):
         return effective(self.methods, state.methods, "actor", state.nets["actor"])
 
     def annotate(self, policy: GaussianActor, data: Data) -> dict[str, Array]:
-        """Log-probabilities of a whole rollout's actions at once: acting need not fetch them step by step. By the network that
-        learns, so that the ratio of the first minibatch is one. In parts of 128 steps."""
+        """Log-probabilities of a whole rollout's actions at once: acting need not fetch them step by step. By the
+        network that learns, so that the ratio of the first minibatch is one. In parts of 128 steps."""
         columns = (data["obs"], data["action"])
         return {"log_prob": jax.lax.map(lambda xs: policy(xs[0])[0].log_prob(xs[1]), columns, batch_size=128)}
 

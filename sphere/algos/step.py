@@ -1,7 +1,7 @@
 """One gradient step of networks with all that methods add to it, for any learner.
 
-`gradient` gives the gradient of one network's loss with the terms of all methods; `after_step` lets methods change parameters,
-moments and their own state when all networks have moved.
+`gradient` gives the gradient of one network's loss with the terms of all methods; `after_step` lets methods change
+parameters, moments and their own state when all networks have moved.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ def _as_it_is(net: Any) -> Any:
 
 
 class Surroundings(NamedTuple):
-    """What surrounds a minibatch in an update. By default nothing does: parameters are carried as the networks they are."""
+    """What surrounds a minibatch in an update. By default nothing: parameters are carried as networks."""
 
     unpack: Mapping[str, Callable[[Any], Any]] | None = None
     """Makes the networks of what the state holds for them, by role."""

@@ -76,7 +76,7 @@ def _one_method(arguments: list[str]) -> tuple[str | None, list[str]]:
     if len(names) > 1:
         raise UserError(
             f"methods {', '.join(names)} do not share a program, so each is a fleet of its own: call sphere train "
-            "once for each. Several methods in one run are joined by +; SPHERE beside none is --method sphere --rho 0 0.1"
+            "once for each. Several methods in one run are joined by +; SPHERE beside none: --method sphere --rho 0 0.1"
         )
     return (names[0] if names else None), rest
 
@@ -98,8 +98,8 @@ def _check_method_options(arguments: list[str], chosen: list[str]) -> list[str]:
 
 
 def _options(start: FleetConfig) -> tuple[type, dict[str, str]]:
-    """A dataclass with a field for each part of the settings: learner and methods by their names, the source's settings and
-    the fleet's own without a prefix. And the field of each method."""
+    """A dataclass with a field for each part of the settings: learner and methods by their names, the source's settings
+    and the fleet's own without a prefix. And the field of each method."""
     learner = start.learner
     methods = {method.name: f"method_{index}" for index, method in enumerate(learner.methods)}
     fields: list[Any] = [
@@ -128,8 +128,8 @@ def _parse(start: FleetConfig, arguments: list[str], prog: str) -> tuple[FleetCo
         options,
         prog=prog,
         description=(
-            f"{Output.__doc__} --method NAME: {', '.join(method_names())}, or several as sphere+layernorm; the settings of "
-            f"those chosen are among the options. --actor NAME: {', '.join(ACTORS)}. --learner NAME: "
+            f"{Output.__doc__} --method NAME: {', '.join(method_names())}, or several as sphere+layernorm; the "
+            f"settings of those chosen are among the options. --actor NAME: {', '.join(ACTORS)}. --learner NAME: "
             f"{', '.join(registry.LEARNERS)}. --vary NAME=VALUE,VALUE: other numbers in which runs differ "
             f"({', '.join(start.learner.numbers)}). --plugin MODULE: methods, suites and learners of your own."
         ),

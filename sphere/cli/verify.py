@@ -73,8 +73,8 @@ def metaworld(arguments: list[str]) -> bool:
         (row,) = verify(options.steps, (task,), options.seed)
         passed = row.observation <= 1e-9 and row.reward <= 1e-9 and row.flags == 0
         print(
-            f"{task:<20} {row.steps:>7,} {row.episodes:>9} {row.successes:>10} {row.observation:>12.1e} {row.reward:>9.1e} "
-            f"{row.flags:>6}{'' if passed else '   DIFFERS'}",
+            f"{task:<20} {row.steps:>7,} {row.episodes:>9} {row.successes:>10} {row.observation:>12.1e} "
+            f"{row.reward:>9.1e} {row.flags:>6}{'' if passed else '   DIFFERS'}",
             flush=True,
         )
         good &= passed

@@ -28,8 +28,8 @@ def make(
 ) -> "Pool":
     """`num_envs` environments of "suite/task" for every run seed, as one `gymnasium.vector.VectorEnv`.
 
-    Several seeds make a fleet: environments are in run-major order, and each run's trajectories are those it
-    would have alone. `settings` go to the suite: goals ("random" or "frozen"), horizon and one_hot to metaworld, horizon to
+    Several seeds make a fleet: environments are in run-major order, and each run's trajectories are those it would have
+    alone. `settings` go to the suite: goals ("random" or "frozen"), horizon and one_hot to metaworld, horizon to
     humanoidbench.
     """
     from sphere.envs import assets

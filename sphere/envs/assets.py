@@ -1,7 +1,7 @@
 """Files that a suite needs and the project does not ship: `install` gets them, `find` says where they are.
 
 They live in the user's cache, one folder per suite, and appear there whole or not at all: everything is gathered in a
-folder beside it and checked against recorded sha256 sums, then renamed. What an interrupted download has brought is
+folder beside it and checked against recorded sha256 sums, then renamed. What an interrupted download has fetched is
 kept there for the next.
 """
 
@@ -43,7 +43,7 @@ class File(NamedTuple):
 
 
 class Collection(NamedTuple):
-    """All files of a suite by their path in its folder, and the address from which they are had."""
+    """All files of a suite by their path in its folder, and the address from which they are downloaded."""
 
     base: str
     files: dict[str, File]
@@ -80,7 +80,7 @@ def find(suite: str) -> Path:
         raise FileNotFoundError(f"the models of {suite} are not in {folder}; get them with: {command}")
     path, fault = next(iter(faults.items()))
     more = f", and {len(faults) - 1} more are wrong" if len(faults) > 1 else ""
-    raise ValueError(f"{folder / path} {fault}{more}; get them anew with: {command}")
+    raise ValueError(f"{folder / path} {fault}{more}; get them again with: {command}")
 
 
 def install(
@@ -148,14 +148,14 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _drop_strays(partial: Path, collection: Collection) -> None:
-    """What an attempt at another version of the collection has left."""
+    """Remove what an attempt at another version of the collection has left."""
     for path in partial.rglob("*"):
         if not path.is_dir() and path.relative_to(partial).as_posix() not in collection.files:
             path.unlink()
 
 
 def _swap(partial: Path, folder: Path) -> None:
-    """In place of what may be there already, which is not good, or came from elsewhere."""
+    """Replace what may be there already."""
     old = folder.with_name(f".{folder.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():
@@ -172,7 +172,7 @@ def _unpacked(source: Path, collection: Collection) -> dict[str, bytes]:
         with tarfile.open(source) as archive:
             contents = _members(source, archive, collection)
     except (tarfile.TarError, lzma.LZMAError, zlib.error, EOFError) as error:
-        raise ValueError(f"{source} is not a whole tar archive ({error}); get it anew") from error
+        raise ValueError(f"{source} is not a complete tar archive ({error}); get it again") from error
     missing = collection.files.keys() - contents.keys()
     if missing:
         raise ValueError(f"{source} lacks {min(missing)} and {len(missing) - 1} more; is it the archive of this suite?")
@@ -203,7 +203,7 @@ def _members(source: Path, archive: tarfile.TarFile, collection: Collection) -> 
 
 
 def _download(suite: str, collection: Collection, partial: Path, say: Callable[[str], object]) -> None:
-    """All files that an earlier attempt has not brought already."""
+    """All files that an earlier attempt has not fetched already."""
     wanted, total = _faults(partial, collection), len(collection.files)
     for number, path in enumerate(wanted, total - len(wanted) + 1):
         file = collection.files[path]
@@ -212,8 +212,8 @@ def _download(suite: str, collection: Collection, partial: Path, say: Callable[[
             content = _get(address, file.size)
         except (OSError, http.client.HTTPException) as error:
             raise ConnectionError(
-                f"{address} could not be had ({error}); nothing is installed yet, what has come is kept: run again "
-                f"sphere assets {suite}, or give an archive: sphere assets {suite} --from FILE"
+                f"{address} could not be downloaded ({error}); nothing is installed yet, files that came are kept: run "
+                f"sphere assets {suite} again, or give an archive: sphere assets {suite} --from FILE"
             ) from error
         if fault := file.fault(content):
             raise ValueError(f"{address} {fault}: tampered or of another version; nothing is installed")
@@ -222,7 +222,7 @@ def _download(suite: str, collection: Collection, partial: Path, say: Callable[[
 
 
 def _get(address: str, size: int) -> bytes:
-    """The content of an address, a byte more than wanted at the most."""
+    """The content of an address, at most one byte more than wanted."""
     try:
         with urllib.request.urlopen(address, timeout=TIMEOUT) as answer:
             announced = answer.headers.get("Content-Length")

@@ -159,7 +159,7 @@ class Share:
         self.policy = Policy(spec, arrays, parts)
 
     def follow(self, region: Region | None) -> None:
-        """From now on act by the policy and write every step down in that region; None: take the learner's actions again.
+        """Act by the policy from now on and log every step in that region; None: take the learner's actions again.
 
         A step's action is the policy's mean plus what the region holds in the action's place: the learner's noise.
         """
@@ -170,7 +170,7 @@ class Share:
             self.left = np.ones(len(self.row), bool)
 
     def rollout(self, steps: int, once: bool) -> None:
-        """That many steps by the policy; `once`: no more than it takes until every environment has ended an episode."""
+        """Take `steps` steps by the policy; `once`: stop when every environment has ended an episode."""
         for _ in range(steps):
             if once and not self.left.any():
                 break
@@ -182,7 +182,7 @@ class Share:
         if not np.isfinite(action).all():
             wrong = np.flatnonzero(~np.isfinite(action).all(axis=1))
             seen = np.isfinite(self.rows["obs"][wrong]).all()
-            why = "has the policy diverged?" if seen else "they are seen in states that are not finite themselves"
+            why = "has the policy diverged?" if seen else "their observations are not finite themselves"
             raise ValueError(f"actions of {len(wrong)} of {len(action)} environments are not finite: {why}")
         np.maximum(action, self.low, out=self.rows["action"])
         np.minimum(self.rows["action"], self.high, out=self.rows["action"])
@@ -252,7 +252,7 @@ class Share:
             del self.batch
 
     def leave(self) -> None:
-        """No more of this share: also give back the shared memory's file."""
+        """End this share, and close the shared memory's file."""
         self.close()
         if hasattr(self, "memory"):
             os.close(self.memory)

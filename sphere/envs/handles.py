@@ -36,7 +36,7 @@ class WorkerError(RuntimeError):
 
 @runtime_checkable
 class Worker(Protocol):
-    """Who steps a share of the environments: `Local` or a `Process`."""
+    """What steps a share of the environments: `Local` or a `Process`."""
 
     def send(self, command: str, *arguments: Any) -> None: ...
     def receive(self) -> Any: ...
@@ -65,8 +65,8 @@ class Local:
 
 
 class Process:
-    """A share in a worker process. A step is a request by its doorbell, or one byte each way; all else is pickled behind
-    a byte.
+    """A share in a worker process. A step is a request by its doorbell, or one byte each way; all else is pickled
+    behind a byte.
 
     doorbells: the file of all doorbells, if there are any.
     spin: seconds that the learner stays awake for the end of a step.
@@ -109,7 +109,9 @@ class Process:
         if self.doing == "step" and self.doorbell is not None:
             return self._step_done(self.doorbell)
         kind = self._byte()
-        while kind == b"." and self.doing != "step":  # it was to wake us from a step that we saw done by ourselves
+        while (
+            kind == b"." and self.doing != "step"
+        ):  # it was meant to wake us from a step whose end we saw by the doorbell
             kind = self._byte()
         return self._answer(kind)
 
@@ -170,8 +172,8 @@ class Process:
 def check_importable(suite: Suite) -> None:
     if suite.__module__ == "__main__" or "<locals>" in suite.__qualname__:
         raise ValueError(
-            f"workers cannot import {suite.__qualname__} from {suite.__module__}; define it at the top level of a module of "
-            "its own, or use workers=0"
+            f"workers cannot import {suite.__qualname__} from {suite.__module__}; define it at the top level of a "
+            "module of its own, or use workers=0"
         )
 
 
@@ -191,7 +193,7 @@ def start(here: bool, parts: Sequence[slice], memory: IO[bytes], timeout: float,
 
 
 def dismiss(workers: Sequence[Worker], memory: IO[bytes], owner: int) -> None:
-    """Let all workers go, at the latest after `GRACE` seconds; a forked copy of their owner does nothing."""
+    """End all workers, at the latest after `GRACE` seconds; a forked copy of their owner does nothing."""
     if os.getpid() == owner:
         memory.close()
         for worker in workers:
@@ -202,7 +204,7 @@ def dismiss(workers: Sequence[Worker], memory: IO[bytes], owner: int) -> None:
 
 
 def anonymous_memory() -> IO[bytes]:
-    """A file in memory without a name: it goes when its last user goes, so no crash can leave it behind."""
+    """A file in memory without a name: it disappears with its last user, so no crash can leave it behind."""
     return open(os.memfd_create("sphere"), "w+b") if hasattr(os, "memfd_create") else tempfile.TemporaryFile()
 
 

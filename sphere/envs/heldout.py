@@ -1,8 +1,8 @@
 """The fixed states on which r_e(K) and the diagnostics of a suite are compared: `sphere heldout SUITE`.
 
-States of a policy that was trained apart from everything that is compared, as in the paper (there on HumanoidBench's Stair).
-The package ships one batch per suite, in `sphere/heldout/`, so that numbers of different users mean the same. A file holds the
-states and, as JSON, where they come from and their checksum.
+States of a policy that was trained apart from everything that is compared, as in the paper (there on HumanoidBench's
+Stair). The package ships one batch per suite, in `sphere/heldout/`, so that numbers of different users mean the same. A
+file holds the states and, as JSON, where they come from and their checksum.
 """
 
 import hashlib

@@ -6,8 +6,8 @@ BASE = f"https://raw.githubusercontent.com/carlosferrazza/humanoid-bench/{COMMIT
 FOLDER = "humanoid_bench/assets"
 """Of the repository, in which all but its licence lie."""
 
-# Path below the folder, bytes, sha256. LICENSE is the repository's own (MIT, and the notices of its parts); h1/LICENSE is
-# Unitree's, BSD-3-Clause, for robot and meshes. Both have to stay with the files.
+# Path below the folder, bytes, sha256. LICENSE is the repository's own (MIT, and the notices of its parts); h1/LICENSE
+# is Unitree's, BSD-3-Clause, for robot and meshes. Both have to stay with the files.
 TABLE = """
 LICENSE 33035 d36f247a83548d010b313665a399bb8d4c9c7f2f2873e458f7a17da46436f717
 common/floor.xml 288 d9c1428c06f00695163d4d1822ef349b591ca4c770ea19130cb6715ab4104001

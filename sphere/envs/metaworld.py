@@ -7,10 +7,10 @@ simulation after another is moved on, and observations, rewards and success of a
 All environments of a batch share one model, 20 MB; an environment has its own `MjData`, under 1 MB, and where a reset
 places a part of the scene, its position, which is written into the model before a step.
 
-mujoco warm-starts its solver from the last acceleration, and the `mj_forward` with which the package ends a step
-renews that too: leaving it out, or asking for it once more, changes all that follows. But the next step begins where that
-`mj_forward` has left everything, contacts included, and only the hand's target has moved: what depends on it is done anew,
-the rest (an eighth of a step's time) is not.
+mujoco warm-starts its solver from the last acceleration, and the `mj_forward` with which the package ends a step renews
+that too: leaving it out, or asking for it once more, changes all that follows. But the next step begins where that
+`mj_forward` has left everything, contacts included, and only the hand's target has moved: what depends on it is
+computed again, the rest (an eighth of a step's time) is not.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,7 +39,7 @@ UPRIGHT = 0.7072
 
 
 class Task(NamedTuple):
-    """Where a task's numbers are found, and what they are worth."""
+    """Where a task's numbers are found, and how they are rewarded."""
 
     objects: Objects
     """Position and rotation of each object; rotations in mujoco's order of entries or scipy's, or none."""
@@ -108,7 +108,7 @@ TASKS = {
 class MetaWorld:
     """A `Batch` of one of these tasks. The goal is observed: 18 numbers now, the 18 before, 3 of the goal.
 
-    goals: "random", a new one every episode; "frozen", one per environment for ever.
+    goals: "random", a new one every episode; "frozen", always the same one per environment.
     horizon: steps of an episode.
     one_hot: append which of the ten tasks it is to the observation.
     """
@@ -129,7 +129,8 @@ class MetaWorld:
         self.origin = Origin(task, self.task.placed, self.task.other)
         self.data = [self.origin.simulation() for _ in range(num_envs)]
         self.forwarded = [False] * num_envs
-        """Whether all that a simulation knows is of where it stands; who moves it from outside makes this false."""
+        """Whether all of a simulation's data belong to its present state; code that moves it from outside sets this
+        false."""
         self._observations(self.tasks.index(task) if one_hot else None)
         self._measurements()
 
@@ -259,7 +260,7 @@ class MetaWorld:
         self.scene.begin()
 
     def render(self, index: int) -> np.ndarray:
-        """A picture of one environment as it is now: uint8 [480, 480, 3]."""
+        """A frame of one environment as it is now: uint8 [480, 480, 3]."""
         return self.origin.render(self.data[index], self.placed[index], self.start.target[index])
 
     def close(self) -> None:

@@ -109,7 +109,8 @@ class Layout:
         return pairs
 
     def at(self, name: str) -> list[int]:
-        """Columns of e.g. "body hand", "site goal", "wxyz hammer", "start object", the task's "object"; zeros for ""."""
+        """Columns of "body hand", "site goal", "wxyz hammer", "start object", the task's "object", ...; zeros for
+        ""."""
         aliases = {"object": self.objects[0][0], "second": self.objects[-1][0]}
         aliases |= {"extra": self.extra, "target": "start target"}
         name = aliases.get(name, name)
@@ -133,7 +134,7 @@ class Layout:
         return table[:, first : first + 3]
 
     def columns(self) -> Int[np.ndarray, " k"]:
-        """Of the 18 numbers observed (the hand, a place for the gripper's opening, the objects) and the task's extra."""
+        """Of the 18 observed numbers (hand, a place for the gripper's opening, objects) and the task's extra."""
         seen = [*self.at("body hand"), 0]
         for position, rotation in self.objects:
             seen += [*self.at(position), *(self.at(rotation) if rotation else [0] * 4)]
@@ -182,7 +183,7 @@ class Scene:
     def observe(
         self, hand: Points, opening: Vector, object_: Points, rotation: Float[np.ndarray, "env 4"], extra: Points
     ) -> None:
-        """Where else to look: views, written anew in every step."""
+        """Set the other views that rewards read; every step rewrites what they show."""
         self.hand, self.opening, self.object, self.rotation, self.extra = hand, opening, object_, rotation, extra
         self.effort: Vector = np.zeros(len(opening))  # the action's fourth entry, in its own precision
 

@@ -1,8 +1,8 @@
 """A vector environment over worker processes, the same numbers for any number of them.
 
 Learner and workers share a piece of memory with a row per environment, and tell each other by a counter in memory that
-a step is wanted or done (`Doorbell` in `worker.py`). A side that sleeps is woken by a byte through a pipe: as fast as an
-eventfd, half the cost of a socket, and it tells when the other end has died.
+a step is wanted or done (`Doorbell` in `worker.py`). A side that sleeps is woken by a byte through a pipe: as fast as
+an eventfd, half the cost of a socket, and it tells when the other end has died.
 """
 
 import mmap
@@ -26,8 +26,8 @@ from sphere.errors import unknown
 __all__ = ["Pool", "WorkerError"]
 
 MANY = 8
-"""From this number of cores on the learner, by default, leaves all stepping to workers: a simulator that crashes or hangs
-then does not take it along. With fewer, its core is needed, and it steps a share itself."""
+"""From this number of cores on the learner, by default, leaves all stepping to workers: a simulator that crashes or
+hangs then does not take it along. With fewer, its core is needed, and it steps a share itself."""
 
 
 class Pool(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
@@ -101,7 +101,7 @@ class Pool(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         self._call("attach", [(file, self.num_envs, part) for file, part in zip(files, self._parts, strict=True)])
 
     def _adopt(self, specs: Sequence[Spec]) -> np.dtype:
-        """Set the spaces by what the workers say of their environments."""
+        """Set the spaces from what the workers report of their environments."""
         size, low, high, self.horizon = specs[0]
         self._low, self._high = low.astype(np.float32), high.astype(np.float32)
         self.single_observation_space = Box(-np.inf, np.inf, (size,), np.float32)
@@ -224,7 +224,8 @@ class Pool(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         return extend(self._memory, size)
 
     def begin(self, command: str, arguments: Callable[[slice], tuple]) -> None:
-        """Give the workers a command of `Share`, with arguments by which environments they have; `end` waits for its end."""
+        """Give the workers a command of `Share`, with arguments for their part of the environments; `end` waits for
+        it."""
         self._check_idle(command)
         self._pending = True
         self._send(command, [arguments(part) for part in self._parts])
@@ -240,10 +241,10 @@ class Pool(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         self._call("step")
 
     def render(self, *indices: int) -> tuple[Any, ...]:
-        """Pictures of these environments; of all if none is named."""
+        """Frames of these environments; of all if none is named."""
         self._check_idle("render")
         if not hasattr(self._suite, "render"):
-            raise NotImplementedError(f"{self._suite.__qualname__} draws no pictures; it has no render(index)")
+            raise NotImplementedError(f"{self._suite.__qualname__} cannot be rendered; it has no render(index)")
         indices = indices or tuple(range(self.num_envs))
         if not set(indices) <= set(range(self.num_envs)):
             raise IndexError(f"environments {indices} were asked for; this pool has 0 to {self.num_envs - 1}")
@@ -253,7 +254,7 @@ class Pool(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         return tuple(frames[i] for i in indices)
 
     def close(self, **kwargs: Any) -> None:
-        """Let the workers go. Happens by itself at exit, after an error, and when nobody holds the pool."""
+        """End the workers. Happens by itself at exit, after an error, and when the pool is garbage-collected."""
         self.closed = True
         self._dismiss()
 
@@ -293,5 +294,5 @@ class Pool(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         try:
             return [worker.receive() for worker in self._workers]
         except BaseException:
-            self.close()  # on Ctrl-C too: an answer not taken now would pass for that to a later question
+            self.close()  # on Ctrl-C too: an answer left in the pipe would be taken for that to a later command
             raise

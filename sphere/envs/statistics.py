@@ -9,7 +9,7 @@ from sphere.envs.policy import normalised
 
 @dataclass
 class Statistics:
-    """Running mean and variance of each run's observations, as VecNormalize keeps them: float64, merged batch by batch."""
+    """Running moments of each run's observations, as VecNormalize keeps them: float64, merged batch by batch."""
 
     mean: np.ndarray  # [run, obs]
     var: np.ndarray

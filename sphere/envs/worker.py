@@ -102,7 +102,7 @@ class Doorbell:
 
 
 def serve(share: "Share", commands: Connection, replies: Connection, doorbell: Doorbell | None) -> None:
-    """The worker's end of `Process`: obey until the pipe closes."""
+    """The worker's end of `Process`: carry out commands until the pipe closes."""
     read, write = commands.fileno(), replies.fileno()
     waiting = select.poll()
     waiting.register(read, select.POLLIN)
@@ -143,7 +143,7 @@ def _next(doorbell: Doorbell, read: int, waiting: Any) -> bytes:
     return b"s"
 
 
-def leave_with(parent: int) -> None:
+def exit_with_parent(parent: int) -> None:
     """End this process when its parent is gone, even in the middle of a step.
 
     The closed pipe says so first, unless a forked sibling of the learner still holds it open.
@@ -159,13 +159,13 @@ def leave_with(parent: int) -> None:
 
 
 def main() -> None:
-    """Arguments: the learner's process id, files of commands and replies, the file of doorbells (-1: none) and the number
-    of ours in it, and the learner's `sys.path`."""
-    # Both may come to all processes at once; when to leave is the learner's to say.
+    """Arguments: the learner's process id, files of commands and replies, the file of doorbells (-1: none) and the
+    number of ours in it, and the learner's `sys.path`."""
+    # Both may come to all processes at once; the learner decides when to leave.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     parent, read, write, doorbells, index = map(int, sys.argv[1:6])
-    leave_with(parent)
+    exit_with_parent(parent)
     sys.path[:] = sys.argv[6].split(os.pathsep)
     # `import sphere` may bring jax, 300 MB and seconds. Workers need `sphere.envs` only: a bare package.
     package = types.ModuleType("sphere")

@@ -87,7 +87,7 @@ def save(directory: Path, step: int, tree: Any, meta: dict[str, Any]) -> Path:
 
 
 def set_aside(directory: Path, step: int) -> None:
-    """Files of later steps are damaged and would push out good ones: no checkpoints any more. The next `save` removes them."""
+    """Rename files of later steps: they are damaged and would push out good ones. The next `save` removes them."""
     for path in checkpoints(directory):
         if _step(path) > step:
             path.rename(path.with_name(path.name + ASIDE))
@@ -98,9 +98,9 @@ def load_latest(
 ) -> Checkpoint:
     """The newest undamaged checkpoint; damaged ones on the way are warned about and noted.
 
-    `like` is a tree as a fresh start builds it; `like_for` makes it from the file's `meta`, where sizes depend on that. A
-    checkpoint that does not fit it is an error and is not passed over: the settings are wrong, and an older file would
-    not fit either.
+    `like` is a tree as a fresh start builds it; `like_for` makes it from the file's `meta`, where sizes depend on that.
+    A checkpoint that does not fit it is an error and is not passed over: the settings are wrong, and an older file
+    would not fit either.
     """
     found, notes = _newest(directory, lambda path: load(path, like, like_for=like_for))
     if found is not None:
@@ -147,14 +147,14 @@ def load(path: Path, like: Any = None, *, like_for: Callable[[dict[str, Any]], A
 
 
 class Contents(NamedTuple):
-    """All arrays of a checkpoint by name, where nobody has built a tree for them."""
+    """All arrays of a checkpoint by name, where there is no tree to load them into."""
 
     arrays: dict[str, np.ndarray]
     meta: dict[str, Any]
     path: Path
 
     def part(self, name: str) -> dict[str, Any]:
-        """What stands under a name, as nested dictionaries."""
+        """What is saved under a name, as nested dictionaries."""
         found: dict[str, Any] = {}
         for key, array in self.arrays.items():
             if key.startswith(f"tree/{name}/"):
@@ -181,7 +181,7 @@ def read_latest(directory: Path) -> Contents:
 
 
 def select(saved: Contents, name: str, like: Any) -> Any:
-    """What stands under a name, in the form of `like`: arrays, or only their shapes."""
+    """What is saved under a name, in the form of `like`: arrays, or only their shapes."""
     leaves = _named_leaves(like)
     found = []
     for key, leaf in leaves.items():

@@ -14,7 +14,7 @@ _warned = False
 
 
 def strength(task: float, penalty: float, rho: float, floor: float | None) -> float:
-    """lambda = rho * ||grad task|| / ||grad penalty||, so that the penalty's gradient is rho times as long as the task's.
+    """lambda = rho * ||grad task|| / ||grad penalty||, so the penalty's gradient is rho times as long as the task's.
 
     `floor` None: as released, rho * t / (p + 1e-8), t and p being sqrt(length^2 + 1e-8), never below 1e-4. A number:
     rho * ||task|| / sqrt(||penalty||^2 + (floor * ||task||)^2), which does not depend on the scale of the loss.
@@ -59,7 +59,7 @@ def warn_if_far(rho: float, felt: float, task: float, penalty: float) -> None:
         return
     _warned = True
     warnings.warn(
-        f"rho is {rho:g} and the penalty is felt as {felt:.2g}: the task's gradient has length {task:.2g}, the penalty's "
-        f"{penalty:.2g}, and no length counts as less than {FLOOR:g}; pass floor=1e-8 for a relative floor",
+        f"rho is {rho:g} and the penalty is felt as {felt:.2g}: the task's gradient has length {task:.2g}, the "
+        f"penalty's {penalty:.2g}, and no length counts as less than {FLOOR:g}; pass floor=1e-8 for a relative floor",
         stacklevel=4,
     )

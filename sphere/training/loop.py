@@ -114,8 +114,8 @@ class Training:
 
 
 class _StopOnce:
-    """The first Ctrl-C, or SIGTERM (a scheduler's way to say that time is up), asks for an orderly end after what has begun;
-    another Ctrl-C leaves at once."""
+    """The first Ctrl-C, or SIGTERM (a scheduler's way to say that time is up), asks for an orderly end after what has
+    begun; another Ctrl-C leaves at once."""
 
     def __init__(self, progress: Progress):
         self.asked = False
@@ -124,9 +124,9 @@ class _StopOnce:
 
     def __enter__(self) -> "_StopOnce":
         wanted = [signal.SIGINT]
-        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # else somebody has plans for it, as submitit has
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # else there is another handler, as submitit's
             wanted.append(signal.SIGTERM)
-        with suppress(ValueError):  # not in the main thread: whoever called decides
+        with suppress(ValueError):  # not in the main thread: the caller handles signals
             self.before = {one: signal.signal(one, self._handle) for one in wanted}
         return self
 
