@@ -19,6 +19,7 @@ from test_ppo import (
     assert_same_bits,
     experience,
     filled,
+    fresh,
     hyper,
     random_batches,
     run,
@@ -38,7 +39,7 @@ from sphere.algos.ppo_equations import actor_loss, critic_loss
 from sphere.choices import ACTORS, method_name, method_names, tenfold, with_actor, with_method
 from sphere.cli.main import main
 from sphere.envs.source import Environments
-from sphere.methods import CBP, CChain, LayerNorm, LoadBalance, ReDo, SpectralNorm, Sphere
+from sphere.methods import CBP, CChain, LayerNorm, LoadBalance, Parseval, ReDo, SpectralNorm, Sphere
 from sphere.nets import NetConfig
 from sphere.presets import preset
 from sphere.storage import checkpoint, run_directory
