@@ -255,7 +255,8 @@ def test_ctrl_c_before_the_first_iteration_leaves_cleanly(tmp_path):
     # Two signals while the main thread is in XLA would count as one: the second comes when the first was understood.
     heard = process.stderr.readline()
     process.send_signal(signal.SIGINT)  # leaves at once
-    said = process.communicate()[1]
+    said = process.stderr.read()
+    process.wait()
     assert heard.startswith("stopping:"), heard + said
     assert process.returncode == 130, said
     assert "Traceback" not in said
