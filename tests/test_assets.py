@@ -150,7 +150,7 @@ def test_a_download_brings_every_file_once(cache, server):
 def test_an_interrupted_download_installs_nothing_and_is_resumed(cache, server, how):
     server.trouble["h1/LICENSE"] = how
     error, words = {
-        "cut": (ConnectionError, "cut off after 5 of 10 bytes.*run again sphere assets toy, or .*--from FILE"),
+        "cut": (ConnectionError, "cut off after 5 of 10 bytes.*run sphere assets toy again, or .*--from FILE"),
         "gone": (ConnectionError, "404"),
         "unannounced": (ValueError, "has 5 bytes, want 10"),
         "tampered": (ValueError, "has sha256 .*tampered.*nothing is installed"),
@@ -261,7 +261,7 @@ def test_an_archive_that_is_not_whole_is_refused(cache, tmp_path):
     whole = source.read_bytes()
     for part in (whole[: len(whole) // 2], whole[:-40], b"no archive at all", b""):
         source.write_bytes(part)
-        with pytest.raises(ValueError, match="not a whole tar archive"):
+        with pytest.raises(ValueError, match="not a complete tar archive"):
             install("toy", source)
     archive(source, {"LICENSE": CONTENTS["LICENSE"]})
     with pytest.raises(ValueError, match="lacks h1/LICENSE and 2 more"):

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from sphere.envs import humanoidbench_files
 from sphere.errors import unknown
 
 TIMEOUT = 30.0
@@ -49,17 +48,23 @@ class Collection(NamedTuple):
     files: dict[str, File]
 
 
+HUMANOIDBENCH = (
+    "https://raw.githubusercontent.com/carlosferrazza/humanoid-bench/791405f5eacf879adbc99105adb3fee73f5a49fc"
+)
+
+
 def _collection(base: str, folder: str, table: str) -> Collection:
+    """From a table beside this module with path below the folder, bytes and sha256 of every file."""
     files = {}
-    for line in table.strip().splitlines():
+    for line in Path(__file__).with_name(table).read_text().splitlines():
         path, size, sha256 = line.split()
         files[path] = File(int(size), sha256, path if path == "LICENSE" else f"{folder}/{path}")
     return Collection(base, files)
 
 
-COLLECTIONS = {
-    "humanoidbench": _collection(humanoidbench_files.BASE, humanoidbench_files.FOLDER, humanoidbench_files.TABLE)
-}
+# The models of H1 without hands, six tasks. LICENSE is the repository's own (MIT, and the notices of its parts);
+# h1/LICENSE is Unitree's, BSD-3-Clause, for robot and meshes. Both have to stay with the files.
+COLLECTIONS = {"humanoidbench": _collection(HUMANOIDBENCH, "humanoid_bench/assets", "humanoidbench_files.txt")}
 
 
 def root() -> Path:
