@@ -145,9 +145,7 @@ class Policy:
 
     def evaluate(self, task: str | None = None, episodes: int = 10) -> dict[str, float]:
         """Means over deterministic episodes on a task, by default the one that training was at; starts simulators."""
-        wanted = task or self.fleet.task
-        if "/" not in wanted:
-            wanted = f"{self.fleet.config.suite}/{wanted}"
+        wanted = self.fleet.config.full_name(task or self.fleet.task)
         return self.fleet.evaluate(wanted, episodes, self.row).means(1)[0]
 
 

@@ -143,7 +143,7 @@ def evaluate_table(directory: Path, episodes: int, tasks: tuple[str, ...]) -> st
     config = settings_of(directory)
     if episodes < 1:
         raise UserError(f"--episodes {episodes}; want at least 1")
-    wanted = [task if "/" in task else f"{config.suite}/{task}" for task in tasks]
+    wanted = [config.full_name(task) for task in tasks]
     known = [f"{config.suite}/{task}" for task in envs.tasks(config.suite)]
     if strange := [task for task in wanted if task not in known]:
         raise unknown("task", strange[0], known)

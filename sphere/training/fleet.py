@@ -73,9 +73,7 @@ class Fleet:
 
     def __init__(self, config: FleetConfig, directory: Path):
         self.config, self.directory = config, directory
-        self.learner = program(
-            config.learner, {name: [run.numbers[name] for run in config.runs] for name in config.runs[0].numbers}
-        )
+        self.learner, _, _ = program_of(config)
         self.run_seeds = [run.seed for run in config.runs]
         self.groups: list[Group] = []
         self.task_index = self.iteration = self.total_iterations = self.begun = 0

@@ -128,6 +128,10 @@ class FleetConfig:
     def suite(self) -> str:
         return self.tasks[0].split("/")[0]
 
+    def full_name(self, task: str) -> str:
+        """A task of the suite as suite/task, whether it was named with its suite or without."""
+        return task if "/" in task else f"{self.suite}/{task}"
+
     @property
     def varying(self) -> dict[str, tuple[float, ...]]:
         """What runs differ in beside their seeds, rho first."""
