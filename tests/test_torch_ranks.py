@@ -48,7 +48,9 @@ def whole(mode="gradient-norm", problem=two.problem, **settings):
     return [p.grad for p in net.parameters()], result
 
 
-@pytest.mark.parametrize("case", ["ddp", "ddp fixed", "ddp relative", "attached", "fsdp", "fsdp fixed", "fsdp by layer"])
+@pytest.mark.parametrize(
+    "case", ["ddp", "ddp fixed", "ddp relative", "attached", "fsdp", "fsdp fixed", "fsdp by layer"]
+)
 def test_two_processes_equal_one(both, case):
     mode = "fixed" if case.endswith("fixed") else "gradient-norm"
     problem = two.nested if case == "fsdp by layer" else two.problem
