@@ -2,7 +2,11 @@
 PYTHON ?= python3
 VENV   := .venv
 RUN    := $(VENV)/bin/python
+# what is installed: to train (setup, demo, bench), to check style and types, to run all tests
 READY  := $(VENV)/.ready
+LINT   := $(VENV)/.ready-lint
+TEST   := $(VENV)/.ready-test
+INSTALL = $(RUN) -m pip install --quiet --disable-pip-version-check --editable
 # the Python that a bundle is for
 PY     ?= 3.12
 
@@ -13,26 +17,36 @@ setup: $(READY)
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v >= (3, 11) else f"sphere needs Python 3.11 or newer, this is {v[0]}.{v[1]}; try: make PYTHON=python3.12 ...")'
 	@test -x $(RUN) || $(PYTHON) -m venv $(VENV)
-	@echo "installing into $(VENV) (once; a minute or two)"
-	@$(RUN) -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@echo "installing into $(VENV) (once; a minute)"
+	@$(INSTALL) '.[metaworld]'
+	@touch $@
+
+$(LINT): $(READY)
+	@echo "installing what checks style and types"
+	@$(INSTALL) '.[lint]'
+	@touch $@
+
+$(TEST): $(READY)
+	@echo "installing what tests need (once; a minute or two)"
+	@$(INSTALL) '.[test]'
 	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -y -qq chromium; } >/dev/null 2>&1 \
 	  || echo "no browser: tests of the report in one are skipped (as root: apt-get install -y chromium)"
 	@touch $@
 
-test: $(READY)
-	$(RUN) -m pytest -n 2
+test: $(TEST)
+	$(RUN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-lint: $(READY)
+lint: $(LINT)
 	$(RUN) -m ruff format --check .
 	$(RUN) -m ruff check .
 	$(RUN) -m mypy
 
-format: $(READY)
+format: $(LINT)
 	$(RUN) -m ruff format .
 	$(RUN) -m ruff check --fix .
 
 demo: $(READY)
-	$(RUN) -m sphere.cli.demo
+	$(RUN) -m sphere demo
 
 bench: $(READY)
 	$(RUN) -m benchmarks.penalty

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from benchmarks.timing import best_seconds, device
 from sphere import ntk
-from sphere.algos.ppo import EXACT
+from sphere.algos.fleet import EXACT
 from sphere.nets import NetConfig, build
 
 N, OBS, ACT = 512, 51, 19

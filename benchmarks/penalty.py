@@ -31,9 +31,9 @@ def actor_times(num_experts: int) -> dict[str, float]:
         output, trace = eqx.combine(params, static)(x)
         total = jnp.mean(jnp.square(output))
         if penalised == "dense":
-            total = total + 1e-3 * anisotropy(gram(feature_blocks(trace).reshape(N, -1)))
+            total = total + 1e-3 * anisotropy(gram(feature_blocks(trace.mixtures[0]).reshape(N, -1)))
         if penalised == "routed":
-            total = total + 1e-3 * anisotropy(layer_gram(trace))
+            total = total + 1e-3 * anisotropy(layer_gram(trace.mixtures[0]))
         return total
 
     modes = ("none", "dense", "routed")

@@ -44,22 +44,22 @@ def measure(config: FleetConfig, count: int) -> dict[str, float]:
         try:
             fleet.begin_task()
             iterations(fleet, 2)
-            fleet.each(Group.examine, fleet.task)
+            fleet.each(Group.evaluate, fleet.task)
             collect = sum(seconds(partial(_collect, group, fleet)) for group in fleet.groups)
-            examine = seconds(lambda: fleet.each(Group.examine, fleet.task))
+            evaluate = seconds(lambda: fleet.each(Group.evaluate, fleet.task))
             together = seconds(lambda: iterations(fleet, count)) / count
         finally:
             fleet.close()
     share = len(config.evaluations()) / config.iterations_per_task  # as often as training evaluates
     return {
         "collecting alone, group by group": collect,
-        "evaluation and diagnostics alone": share * examine,
+        "evaluation and diagnostics alone": share * evaluate,
         "all together": together,
     }
 
 
 def _collect(group: Group, fleet: Fleet) -> Any:
-    return group.collector.collect(group.state.actor, fleet.program.rollout_steps, fleet.total_iterations)[0]
+    return group.source.collect(group.policy, fleet.total_iterations)[0]
 
 
 def main() -> None:
@@ -77,10 +77,10 @@ def main() -> None:
         preset(options.preset),
         seeds=tuple(options.seeds),
         rho=tuple(options.rho),
-        workers=options.workers,
-        overlap=False if options.no_overlap else None,
     )
-    config = dataclasses.replace(config, ppo=dataclasses.replace(config.ppo, deterministic=not options.fast))
+    source = dataclasses.replace(config.source, workers=options.workers, overlap=False if options.no_overlap else None)
+    learner = dataclasses.replace(config.learner, deterministic=not options.fast)
+    config = dataclasses.replace(config, source=source, learner=learner)
     if options.task:
         config = dataclasses.replace(config, tasks=(options.task,))
     parts = measure(config, options.iterations or round(config.iterations_per_task / len(config.evaluations())))

@@ -1,6 +1,6 @@
 """What one minibatch update costs in training: `python -m benchmarks.update`.
 
-`ppo.update_fleet` on synthetic rollouts with the paper's actor (Top-2, three layers of 256, observation 39, action 4) and
+Whole updates of fleets on synthetic rollouts with the paper's actor (Top-2, three layers of 256, observation 39, action 4) and
 critic: 32 minibatches in one call (16 on a CPU), the state donated, as in training. Milliseconds per minibatch, with and
 without the penalty, for fleets of several sizes; and in the same run one jitted call per minibatch of the same network,
 dense, one run, no scan: how the released code is built, without its other costs. Best of several, compiling excluded.
@@ -20,9 +20,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.timing import count, device
-from sphere.algos import ppo
+from sphere.algos import fleet as rows
+from sphere.algos.learner import Clock, DataSpec
+from sphere.algos.ppo import PPO, PPOState, minibatch
+from sphere.algos.ppo_equations import Rollout, prepare
+from sphere.methods import Sphere
 from sphere.nets import NetConfig
-from sphere.variants import PenaltyConfig
 
 OBS, ACT, ENVS, EPOCHS = 39, 4, 8, 2
 ON_CPU = jax.default_backend() == "cpu"
@@ -30,23 +33,32 @@ MANY = 100  # experts from which a CPU gets less to do: Adam alone then moves gi
 RHO = 0.1
 
 
-def settings(experts: int, batch: int, penalty: bool, minibatches: int, deterministic: bool = True) -> ppo.PPOConfig:
-    return ppo.PPOConfig(
+def settings(experts: int, batch: int, penalty: bool, minibatches: int, deterministic: bool = True) -> PPO:
+    return PPO(
         deterministic=deterministic,
         num_envs=ENVS,
         rollout_steps=batch * minibatches // (ENVS * EPOCHS),
         batch_size=batch,
         epochs=EPOCHS,
         actor=NetConfig(kind="top-k", experts=experts),
-        penalty=PenaltyConfig() if penalty else None,
+        methods=(Sphere(),) if penalty else (),
     )
 
 
-def shapes(config: ppo.PPOConfig) -> ppo.PPOState:
-    return eqx.filter_eval_shape(lambda: ppo.init(config, OBS, ACT, jnp.uint32(0)))
+def scalars(config: PPO) -> dict[str, Any]:
+    """The numbers of one run."""
+    return {name: jnp.float32(value) for name, value in (config.numbers | {"rho": RHO}).items()}
 
 
-def fresh(config: ppo.PPOConfig, fleet: int | None) -> ppo.PPOState:
+def numbers(config: PPO, fleet: int) -> dict[str, Any]:
+    return {name: jnp.full(fleet, value) for name, value in scalars(config).items()}
+
+
+def shapes(config: PPO) -> PPOState:
+    return eqx.filter_eval_shape(lambda: config.init(DataSpec((OBS,), ACT), jnp.uint32(0), scalars(config)))
+
+
+def fresh(config: PPO, fleet: int | None) -> PPOState:
     """LeCun-scaled networks and zero moments, by numpy: `init` would take longer to compile than all the rest to run."""
     rng = np.random.default_rng(0)
 
@@ -62,7 +74,7 @@ def fresh(config: ppo.PPOConfig, fleet: int | None) -> ppo.PPOState:
     return jax.tree_util.tree_map_with_path(fill, shapes(config))
 
 
-def experience(config: ppo.PPOConfig, fleet: int) -> ppo.Rollout:
+def experience(config: PPO, fleet: int) -> Rollout:
     """Observations of unit scale, actions of the first policy's kind, episodes that end by time limit."""
     rng = np.random.default_rng(1)
     shape = (fleet, config.rollout_steps, config.num_envs)
@@ -73,7 +85,7 @@ def experience(config: ppo.PPOConfig, fleet: int) -> ppo.Rollout:
     action = normal(ACT)
     log_prob = -0.5 * np.sum(action**2 + np.log(2 * np.pi, dtype=np.float32), axis=-1)
     done = rng.random(shape) < 0.01
-    return ppo.Rollout(normal(OBS), action, log_prob, normal(), normal(OBS), np.zeros(shape, bool), done)
+    return Rollout(normal(OBS), action, log_prob, normal(), normal(OBS), np.zeros(shape, bool), done)
 
 
 def best(once: Callable[[], float], repeats: int, seconds: float) -> float:
@@ -85,46 +97,45 @@ def best(once: Callable[[], float], repeats: int, seconds: float) -> float:
     return min(times)
 
 
-def fleet_milliseconds(config: ppo.PPOConfig, fleet: int, repeats: int, seconds: float) -> float:
+def fleet_milliseconds(config: PPO, fleet: int, repeats: int, seconds: float) -> float:
     """Per minibatch of all runs together, by whole updates."""
     state = fresh(config, fleet)
-    rollout = jax.device_put(experience(config, fleet))
+    data = jax.device_put(experience(config, fleet)._asdict())
     seeds = jnp.arange(fleet, dtype=jnp.uint32)
-    rates = (config.learning_rate, config.final_learning_rate)
-    hyper = ppo.Hyper(jnp.full(fleet, RHO), *(jnp.full(fleet, rate) for rate in rates))
+    of_runs, clock = numbers(config, fleet), Clock(np.int32(0), np.float32(0))
     minibatches = config.epochs * config.num_envs * config.rollout_steps // config.batch_size
 
     def once() -> float:
         nonlocal state
         start = time.perf_counter()
-        state, metrics = ppo.update_fleet(config, state, hyper, rollout, seeds, np.int32(0), np.float32(0))
+        state, metrics = rows.update(config, state, of_runs, data, seeds, clock)
         jax.block_until_ready((state, metrics))
         elapsed = time.perf_counter() - start
-        if not bool(jnp.all(metrics.finite)):
+        if not bool(jnp.all(metrics["finite"])):
             raise RuntimeError("the synthetic update became NaN: its times mean nothing")
         return elapsed
 
     return 1e3 * best(once, repeats, seconds) / minibatches
 
 
-def call_milliseconds(config: ppo.PPOConfig, repeats: int, seconds: float) -> float:
+def call_milliseconds(config: PPO, repeats: int, seconds: float) -> float:
     """Per minibatch by a jitted call each: dense experts, one run, nothing scanned or donated."""
     config = dataclasses.replace(config, actor=dataclasses.replace(config.actor, compute="dense"))
     state = fresh(config, None)
-    rollout = ppo.Rollout(*(jnp.asarray(leaf[0]) for leaf in experience(config, 1)))
-    data = jax.jit(partial(ppo.prepare, config))(state, rollout)
+    rollout = Rollout(*(jnp.asarray(leaf[0]) for leaf in experience(config, 1)))
+    data = jax.jit(partial(prepare, gamma=config.gamma, gae_lambda=config.gae_lambda))(state.nets["critic"], rollout)
     batches = [
         jax.tree.map(lambda leaf, i=i: leaf[i : i + config.batch_size], data)
         for i in range(0, data.returns.shape[0], config.batch_size)
     ]
-    hyper = ppo.Hyper(*(jnp.float32(x) for x in (RHO, config.learning_rate, config.final_learning_rate)))
-    step = jax.jit(partial(ppo.minibatch, config))
+    own = scalars(config)
+    step = jax.jit(partial(minibatch, config))
 
     def once() -> float:
         nonlocal state
         start = time.perf_counter()
         for batch in batches:
-            state, metrics = step(state, hyper, hyper.learning_rate, batch)
+            state, metrics = step(state, own, own["learning_rate"], batch)
         jax.block_until_ready((state, metrics))
         return time.perf_counter() - start
 
@@ -138,12 +149,12 @@ def memory() -> int:
     return (jax.devices()[0].memory_stats() or {}).get("bytes_limit", 2**63)
 
 
-def refusal(config: ppo.PPOConfig, fleet: int, alone: float | None, limit: float) -> str | None:
+def refusal(config: PPO, fleet: int, alone: float | None, limit: float) -> str | None:
     """Why a fleet is not timed, if it is not. `alone`: milliseconds of one run."""
     experts = config.actor.experts
     if ON_CPU and fleet > 1 and experts >= MANY:
         return f"on a CPU, {experts} experts are timed with one run only"
-    parameters = sum(leaf.size for leaf in jax.tree.leaves((shapes(config).actor, shapes(config).critic)))
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(shapes(config).nets))
     # parameters and two moments, two gradients and their sum, and the same again for what is under way
     need = 4 * parameters * fleet * 10
     if need > memory():

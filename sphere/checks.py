@@ -23,10 +23,10 @@ Check = Callable[[str, Any], Any]
 
 
 def checked(
-    *agreements: Callable[[Mapping[str, Any]], None], **checks: Check
+    *agreements: Callable[[Mapping[str, Any]], Mapping[str, Any] | None], **checks: Check
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Passes the named arguments through their checks, which raise or return the argument as a jax array,
-    and then all arguments together to the agreements, which raise or do nothing."""
+    and then all arguments together to the agreements, which raise, or return those that they change, or do nothing."""
 
     def wrap(function: Callable[P, R]) -> Callable[P, R]:
         signature = inspect.signature(function)
@@ -37,7 +37,7 @@ def checked(
             for name, check in checks.items():
                 bound.arguments[name] = check(name, bound.arguments[name])
             for agreement in agreements:
-                agreement(bound.arguments)
+                bound.arguments.update(agreement(bound.arguments) or {})
             return function(*bound.args, **bound.kwargs)
 
         return call
@@ -63,7 +63,8 @@ def finite(name: str, value: Any, dimensions: int) -> Array:
     value = value if hasattr(value, "dtype") else np.asarray(value)
     shape, dtype = value.shape, jnp.result_type(value)
     if len(shape) != dimensions:
-        wanted = ("a number", "a vector", "one matrix", "three dimensions")[dimensions]
+        few = ("a number", "a vector", "one matrix", "three dimensions")
+        wanted = few[dimensions] if dimensions < len(few) else f"{dimensions} dimensions"
         raise ValueError(f"{name} has shape {shape}, wanted {wanted}; for a batch use jax.vmap, else reshape it")
     if 0 in shape:
         raise ValueError(f"{name} is empty, its shape is {shape}, wanted at least one entry; leave it out instead")
@@ -80,6 +81,17 @@ def finite(name: str, value: Any, dimensions: int) -> Array:
             )
     # LAPACK has no half precision, and integers have no logarithm.
     return jnp.asarray(value, jnp.promote_types(dtype, jnp.float32))
+
+
+def filled(dimensions: int) -> Check:
+    """Finite, and not every entry is zero."""
+
+    def check(name: str, value: Any) -> Array:
+        array = finite(name, value, dimensions)
+        nonzero(name, value)
+        return array
+
+    return check
 
 
 def nonzero(name: str, *values: Any) -> None:

@@ -1,10 +1,10 @@
 """How plastic a network is and how its experts specialise, on one batch of states: `diagnose` and what it is made of.
 
-Formulas, sources and conventions: docs/diagnostics.md. NaN means "does not apply": pairs of experts where no state has two,
-clusters where there is one, a gate where there is none. Everything else is finite for finite parameters and states.
+Formulas, sources and conventions: docs/diagnostics.md. NaN means "does not apply": pairs of experts where no state
+has two, clusters where there is one, a gate where there is none. All else is finite if parameters and states are.
 
-The functions below take a trace (dense or grouped compute give the same numbers) or plain arrays, one network and one batch;
-the caller adds `eqx.filter_vmap` for a fleet.
+The functions below take one mixture of a trace (dense or grouped compute give the same numbers) or plain arrays, of one
+network and one batch; the caller adds `eqx.filter_vmap` for a fleet.
 """
 
 import math
@@ -18,8 +18,8 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from sphere import ntk
-from sphere.nets.heads import Gaussian, TwinQ
-from sphere.nets.trace import Routing, Trace
+from sphere.nets.heads import Gaussian
+from sphere.nets.trace import Mixture, Routing, only_trunk
 from sphere.spectrum import effective_rank_spsd, spectral_entropy
 from sphere.variants import feature_blocks
 
@@ -49,90 +49,103 @@ class Diagnostics(NamedTuple):
 
 @eqx.filter_jit  # inside jit values are not looked at: nothing waits for the device, and a dead network has rank 0
 def diagnose(
-    net: Callable, x: Float[Array, "n obs"], *, tau: float = DORMANT, neighbours: int = NEIGHBOURS
+    net: Callable, x: Float[Array, "n *input"], *, tau: float = DORMANT, neighbours: int = NEIGHBOURS
 ) -> Diagnostics:
-    """All diagnostics of a trunk, an actor or a value on states x, seen in training or not.
+    """All diagnostics of a trunk, an actor or a value on states x. Numbers of a mixture are those of the last one;
+    `diagnose_mixtures` gives those of all.
 
     For a fleet: `eqx.filter_jit(eqx.filter_vmap(diagnose))(nets, states)`, both with a leading run axis.
     """
-    if isinstance(net, TwinQ):
-        raise ValueError(
-            "a TwinQ is two networks, wanted one; diagnose its `first` and `second` on [observation, action]"
-        )
+    trunk = only_trunk(net)
     # A GPU rounds float32 products to TF32, which lifts the spectrum's floor from 1e-7 to 1e-3 of its top.
     with jax.default_matmul_precision("highest"):
         kernel = ntk.gram(net, x)
-        trace = getattr(net, "trunk", net)(x)[1]
-        counts = selections(trace)
-        return Diagnostics(
-            effective_rank_spsd(kernel),
-            feature_rank(trace),
-            dormant_ratio(trace, tau),
-            feature_norm(trace),
-            gradient_norm(kernel),
-            *pair_similarity(trace),
-            *gate_geometry(trace, neighbours),
-            max_violation(counts),
-            active_ratio(counts),
-            routing_entropy(counts),
-            trace_weight_entropy(trace),
-        )
+        mixture = trunk(x)[1].mixtures[-1]
+        rank = effective_rank_spsd(kernel)
+        return Diagnostics(ntk_rank=rank, gradient_norm=gradient_norm(kernel), **health(mixture, tau, neighbours))
+
+
+@eqx.filter_jit
+def diagnose_mixtures(
+    net: Callable, x: Float[Array, "n *input"], *, tau: float = DORMANT, neighbours: int = NEIGHBOURS
+) -> dict[str, Scalar]:
+    """Where a network has several mixtures, the numbers of each: "mixture0/feature_rank"; where it has one, nothing."""
+    with jax.default_matmul_precision("highest"):
+        mixtures = only_trunk(net)(x)[1].mixtures
+        numbers = [health(mixture, tau, neighbours) for mixture in mixtures if len(mixtures) > 1]
+    return {f"mixture{i}/{name}": value for i, each in enumerate(numbers) for name, value in each.items()}
+
+
+def health(mixture: Mixture, tau: float = DORMANT, neighbours: int = NEIGHBOURS) -> dict[str, Scalar]:
+    """All that is of one mixture, by the names of `Diagnostics`."""
+    counts = selections(mixture)
+    return {
+        "feature_rank": feature_rank(mixture),
+        "dormant_ratio": dormant_ratio(mixture, tau),
+        "feature_norm": feature_norm(mixture),
+        **pair_similarity(mixture)._asdict(),
+        **gate_geometry(mixture, neighbours)._asdict(),
+        "max_violation": max_violation(counts),
+        "active_ratio": active_ratio(counts),
+        "routing_entropy": routing_entropy(counts),
+        "trace_weight_entropy": trace_weight_entropy(mixture),
+    }
 
 
 # Slots and experts
 
 
-def used(trace: Trace) -> Bool[Array, "n slots"]:
-    """Whether the slot holds an expert that was selected. By choice, not by weight: a softmax entry may underflow to 0."""
-    if trace.aligned and trace.routing is not None:
-        return trace.routing.chosen
-    return trace.expert < trace.num_experts
+def used(mixture: Mixture) -> Bool[Array, "n slots"]:
+    """Whether the slot holds a selected expert. By choice, not by weight: a softmax entry may underflow to 0."""
+    if mixture.aligned and mixture.routing is not None:
+        return mixture.routing.chosen
+    return mixture.expert < mixture.num_experts
 
 
-def expert_sums(trace: Trace, values: Float[Array, "n slots width"]) -> Float[Array, "experts width"]:
+def expert_sums(mixture: Mixture, values: Float[Array, "n slots width"]) -> Float[Array, "experts width"]:
     """For every expert the sum of `values` over the states that were routed to it."""
-    values = jnp.where(used(trace)[:, :, None], values, 0)
-    if trace.aligned:
+    values = jnp.where(used(mixture)[:, :, None], values, 0)
+    if mixture.aligned:
         return jnp.sum(values, axis=0)
-    return jnp.einsum("nse,nsw->ew", jax.nn.one_hot(trace.expert, trace.num_experts, dtype=values.dtype), values)
+    return jnp.einsum("nse,nsw->ew", jax.nn.one_hot(mixture.expert, mixture.num_experts, dtype=values.dtype), values)
 
 
 # Plasticity
 
 
-def feature_rank(trace: Trace) -> Scalar:
+def feature_rank(mixture: Mixture) -> Scalar:
     """r_e(A_last), A = Phi^T Phi / N of the gate-weighted last features, from the smaller of A and Phi Phi^T / N."""
-    n, slots, width = trace.features.shape
-    if trace.num_experts * width <= n:
-        phi = feature_blocks(trace).reshape(n, -1)
+    n, slots, width = mixture.features.shape
+    if mixture.num_experts * width <= n:
+        phi = feature_blocks(mixture).reshape(n, -1)
         return effective_rank_spsd(phi.T @ phi / n)
-    rows = trace.weighted()
-    if trace.aligned:
+    rows = mixture.weighted()
+    if mixture.aligned:
         return effective_rank_spsd(jnp.einsum("nsw,msw->nm", rows, rows) / n)
-    tokens, owner = rows.reshape(n * slots, width), trace.expert.reshape(-1)
+    tokens, owner = rows.reshape(n * slots, width), mixture.expert.reshape(-1)
     products = jnp.where(owner[:, None] == owner[None, :], tokens @ tokens.T, 0)
     return effective_rank_spsd(jnp.sum(products.reshape(n, slots, n, slots), axis=(1, 3)) / n)
 
 
-def dormant_ratio(trace: Trace, tau: float = DORMANT) -> Scalar:
-    """Share of expert units, over all hidden layers, with mean|h_u| / (mean over the layer's units of mean|h| + 1e-9) <= tau.
+def dormant_ratio(mixture: Mixture, tau: float = DORMANT) -> Scalar:
+    """Share of expert units, over all hidden layers, with mean|h_u| / (layer's mean of mean|h| + 1e-9) <= tau.
 
-    Means are over the states routed to the expert. Experts without a state are left out: that is what `active_ratio` counts.
+    Means are over the states routed to the expert. Experts without a state are left out: `active_ratio` counts them.
     """
-    count = expert_sums(trace, jnp.ones_like(trace.weight)[:, :, None])  # [experts, 1]
+    count = expert_sums(mixture, jnp.ones_like(mixture.weight)[:, :, None])  # [experts, 1]
     seen = count > 0
     dormant = []
-    for hidden in trace.hidden:
-        size = expert_sums(trace, jnp.abs(hidden)) / jnp.maximum(count, 1)
+    for hidden in mixture.hidden:
+        size = expert_sums(mixture, jnp.abs(hidden)) / jnp.maximum(count, 1)
         score = size / (jnp.mean(size, axis=1, keepdims=True) + 1e-9)  # 1e-9: google/dopamine's ReDo
         dormant.append(seen & (score <= tau))
-    units = sum(hidden.shape[2] for hidden in trace.hidden) * jnp.sum(seen)
-    return sum(jnp.sum(d) for d in dormant) / jnp.maximum(units, 1).astype(trace.weight.dtype)
+    units = sum(hidden.shape[2] for hidden in mixture.hidden) * jnp.sum(seen)
+    return sum(jnp.sum(d) for d in dormant) / jnp.maximum(units, 1).astype(mixture.weight.dtype)
 
 
-def feature_norm(trace: Trace) -> Scalar:
+def feature_norm(mixture: Mixture) -> Scalar:
     """Mean over states of ||Phi_i||_2, the gate-weighted last features of all selected experts side by side."""
-    return jnp.mean(jnp.sqrt(jnp.sum(jnp.square(trace.weighted()), axis=(1, 2))))
+    return jnp.mean(jnp.sqrt(jnp.sum(jnp.square(mixture.weighted()), axis=(1, 2))))
 
 
 def gradient_norm(kernel: Float[Array, "n n"]) -> Scalar:
@@ -140,10 +153,10 @@ def gradient_norm(kernel: Float[Array, "n n"]) -> Scalar:
     return jnp.mean(jnp.sqrt(jnp.maximum(jnp.diagonal(kernel), 0)))
 
 
-def trace_weight_entropy(trace: Trace) -> Scalar:
-    """H(beta) / log E,  beta_e = Tr(A_ee) / Tr(A) as in `spectrum.routed_trace_weights`, over all experts; 0 for one."""
-    mass = expert_sums(trace, jnp.sum(jnp.square(trace.weighted()), axis=2, keepdims=True))
-    return _share_of_log(spectral_entropy(mass[:, 0]), trace.num_experts)
+def trace_weight_entropy(mixture: Mixture) -> Scalar:
+    """H(beta) / log E,  beta_e = Tr(A_ee) / Tr(A) as in `spectrum.routed_trace_weights`, over all experts."""
+    mass = expert_sums(mixture, jnp.sum(jnp.square(mixture.weighted()), axis=2, keepdims=True))
+    return _share_of_log(spectral_entropy(mass[:, 0]), mixture.num_experts)
 
 
 def saturation(policy: Gaussian, low: Float[Any, " act"], high: Float[Any, " act"]) -> Scalar:
@@ -163,15 +176,15 @@ class Similarity(NamedTuple):
     orthogonality: Scalar
 
 
-def pair_similarity(trace: Trace) -> Similarity:
+def pair_similarity(mixture: Mixture) -> Similarity:
     """Means of cos and of 1 - |cos| over all states i and pairs e != e' in S_i of the last features, not weighted.
 
     cos = 0 where a feature vector is zero; NaN where there is no pair. Needs [n, slots, slots] numbers.
     """
-    norm = jnp.linalg.norm(trace.features, axis=2, keepdims=True)
-    unit = jnp.where(norm > 0, trace.features / jnp.where(norm > 0, norm, 1), 0)
+    norm = jnp.linalg.norm(mixture.features, axis=2, keepdims=True)
+    unit = jnp.where(norm > 0, mixture.features / jnp.where(norm > 0, norm, 1), 0)
     cosine = jnp.einsum("nsw,ntw->nst", unit, unit)
-    on = used(trace)
+    on = used(mixture)
     pair = on[:, :, None] & on[:, None, :] & ~jnp.eye(on.shape[1], dtype=bool)[None]
     return Similarity(_mean(cosine, pair), _mean(1 - jnp.abs(cosine), pair))
 
@@ -181,12 +194,12 @@ class Geometry(NamedTuple):
     knn_jaccard: Scalar
 
 
-def gate_geometry(trace: Trace, neighbours: int = NEIGHBOURS) -> Geometry:
+def gate_geometry(mixture: Mixture, neighbours: int = NEIGHBOURS) -> Geometry:
     """`silhouette` by Top-1 expert and `knn_jaccard` of the routed experts; NaN for a network without a gate."""
-    if trace.routing is None:
-        nan = jnp.full((), jnp.nan, trace.weight.dtype)
+    if mixture.routing is None:
+        nan = jnp.full((), jnp.nan, mixture.weight.dtype)
         return Geometry(nan, nan)
-    routing = trace.routing
+    routing = mixture.routing
     distance = distances(routing.embedding)
     return Geometry(
         silhouette(distance, top_expert(routing), routing.probability.shape[1]),
@@ -205,8 +218,9 @@ def distances(points: Float[Array, "n width"]) -> Float[Array, "n n"]:
 
 
 def silhouette(distance: Float[Array, "n n"], label: Int[Array, " n"], labels: int) -> Scalar:
-    """Mean of (b_i - a_i) / max(a_i, b_i): a the mean distance to the rest of one's cluster, b the smallest mean distance to
-    another. 0 for a cluster of one and where a = b = 0, as in scikit-learn; NaN if only one of the `labels` occurs."""
+    """Mean of (b_i - a_i) / max(a_i, b_i): a the mean distance to the rest of one's cluster, b the smallest mean
+    distance to another. 0 for a cluster of one and where a = b = 0, as in scikit-learn; NaN if only one of the
+    `labels` occurs."""
     member = jax.nn.one_hot(label, labels, dtype=distance.dtype)
     size = jnp.sum(member, axis=0)
     total = distance @ member  # [n, labels]
@@ -224,7 +238,7 @@ def silhouette(distance: Float[Array, "n n"], label: Int[Array, " n"], labels: i
 def knn_jaccard(
     distance: Float[Array, "n n"], chosen: Bool[Array, "n experts"], neighbours: int = NEIGHBOURS
 ) -> Scalar:
-    """Mean over states i and their nearest neighbours j != i of |S_i & S_j| / |S_i | S_j|; two empty sets count as equal.
+    """Mean over states i and their nearest neighbours j != i of |S_i & S_j| / |S_i | S_j|; 1 for two empty sets.
 
     All others are neighbours where there are fewer than asked for; at equal distance the earlier state comes first.
     """
@@ -245,16 +259,16 @@ def knn_jaccard(
 # Load, from the counts c_e
 
 
-def selections(trace: Trace) -> Float[Array, " routed"]:
-    """c_e: how many states selected expert e. Experts that are always on (`shared`) were not selected and have no place."""
-    if trace.routing is None:
-        return jnp.full(1, trace.weight.shape[0], trace.weight.dtype)
-    return jnp.sum(trace.routing.chosen[:, trace.routing.shared :], axis=0).astype(trace.weight.dtype)
+def selections(mixture: Mixture) -> Float[Array, " routed"]:
+    """c_e: how many states selected expert e. Experts that are always on (`shared`) are left out."""
+    if mixture.routing is None:
+        return jnp.full(1, mixture.weight.shape[0], mixture.weight.dtype)
+    return jnp.sum(mixture.routing.chosen[:, mixture.routing.shared :], axis=0).astype(mixture.weight.dtype)
 
 
-def expert_load(trace: Trace) -> Float[Array, " routed"]:
+def expert_load(mixture: Mixture) -> Float[Array, " routed"]:
     """p_e = c_e / sum_e' c_e', for heat maps over time."""
-    counts = selections(trace)
+    counts = selections(mixture)
     return counts / jnp.maximum(jnp.sum(counts), 1)
 
 

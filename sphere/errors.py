@@ -21,10 +21,9 @@ def in_range(settings: Any, bounds: Mapping[str, tuple[float | None, float | Non
             raise UserError(f"{prefix}{name}={value}; want a number, {' and '.join(filter(None, wanted))}")
 
 
-def nearest(what: str, name: str, known: Iterable[str]) -> UserError:
+def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     """A name that is not there, and which one was probably meant."""
     known = list(known)
-    near = difflib.get_close_matches(name, known, n=1)
-    return UserError(
-        f"no {what} {name!r}; " + (f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}")
-    )
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    meant = f"did you mean {near[0]}? " if near else ""
+    return UserError(f"there is no {kind} {name!r}; {meant}known: {', '.join(known)}")

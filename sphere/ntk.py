@@ -6,7 +6,10 @@ The scalar output per sample is the sum of the network's outputs; the log standa
 """
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
+from functools import reduce
+from operator import add
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -16,10 +19,9 @@ from jax import Array
 from jaxtyping import Float, Num, PRNGKeyArray
 
 from sphere.checks import checked, finite
-from sphere.nets.heads import TwinQ
-from sphere.nets.moe import MoE
+from sphere.nets.moe import with_compute
 from sphere.nets.routers import ExpertChoice
-from sphere.nets.trace import Layer, expert_signals, output_signals
+from sphere.nets.trace import Layer, expert_signals, only_trunk, output_signals, trunks_of
 from sphere.spectrum import effective_rank_spsd
 
 
@@ -30,8 +32,10 @@ class Factor(eqx.Module):
     signal: Float[Array, "n slots outer"]
 
 
-def _states(name: str, value: Any) -> Array:
-    return finite(name, value, 2)
+def _states(arguments: Mapping[str, Any]) -> dict[str, Array]:
+    """One input of the network's shape for each sample; those of any other function are rows."""
+    shape = getattr(next(iter(trunks_of(arguments["net"]).values())), "input_shape", (0,))
+    return {"x": finite("x", arguments["x"], 1 + len(shape))}
 
 
 def _inputs(name: str, value: Any) -> Array:
@@ -43,7 +47,7 @@ def _inputs(name: str, value: Any) -> Array:
 def _tapped(arguments: Mapping[str, Any]) -> None:
     """A network says by a trace what its layers saw; a function does not."""
     net = arguments["net"]
-    for trunk in _trunks(net):
+    for trunk in trunks_of(net).values():
         if not callable(trunk) or "taps" not in inspect.signature(trunk).parameters:
             raise TypeError(
                 f"net is {net!r:.60}, wanted a network of sphere.nets, called as net(x, taps); for any other function "
@@ -65,17 +69,10 @@ def _function_of_numbers(arguments: Mapping[str, Any]) -> None:
         raise ValueError("params holds no real numbers, wanted some that fn can be differentiated by")
 
 
-def _trunks(net: Any) -> list[Any]:
-    """The networks whose parameters make up the NTK: a head's trunk, both of a pair, or the network itself."""
-    if isinstance(net, TwinQ):
-        return [net.first, net.second]
-    return [_only_trunk(net)]
-
-
-def _only_trunk(net: Any) -> Any:
-    if isinstance(net, TwinQ):
-        raise TypeError("net is a pair of Q functions, wanted one network; pass net.first or net.second")
-    return getattr(net, "trunk", net)
+def _groups(net: Any) -> list[int]:
+    """Sizes of the groups of samples that are routed together."""
+    nodes = jax.tree.leaves(net, is_leaf=lambda node: isinstance(node, ExpertChoice))
+    return [node.group_size for node in nodes if isinstance(node, ExpertChoice)]
 
 
 def _chunk(net: Any, n: int, batch_size: int | None) -> int:
@@ -83,24 +80,22 @@ def _chunk(net: Any, n: int, batch_size: int | None) -> int:
         return n
     if batch_size < 1:
         raise ValueError(f"batch_size={batch_size}; use 1 or more, or None for all samples at once")
-    router = getattr(net, "router", None)
-    if isinstance(router, ExpertChoice):  # a group of samples is routed together and must stay together
-        return -(-batch_size // router.group_size) * router.group_size
-    return batch_size
+    whole = math.lcm(*_groups(net))  # a group must stay together
+    return -(-batch_size // whole) * whole
 
 
-def factors(net: Callable, x: Float[Array, "n obs"], batch_size: int | None = None) -> tuple[Factor, ...]:
+def factors(net: Callable, x: Float[Array, "n *input"], batch_size: int | None = None) -> tuple[Factor, ...]:
     """Inputs and signals of every layer of one trunk, or of a head's; `batch_size` bounds the samples per pass, not the
     result."""
-    net = _only_trunk(net)
+    net = only_trunk(net)
     chunk = _chunk(net, x.shape[0], batch_size)
-    together = isinstance(getattr(net, "router", None), ExpertChoice)
+    together = bool(_groups(net))
     parts = []
     for start in range(0, x.shape[0], chunk):
         states = x[start : start + chunk]
         count = len(states)
         if count < chunk and not together:  # by its size a network may choose another form for its last samples
-            states = jnp.concatenate([states, jnp.broadcast_to(states[:1], (chunk - count, x.shape[1]))])
+            states = jnp.concatenate([states, jnp.broadcast_to(states[:1], (chunk - count, *x.shape[1:]))])
         found = (net(states)[1].layers, output_signals(net, states))
         parts.append(jax.tree.map(lambda leaf, count=count: leaf[:count], found))
     layers, signals = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts) if len(parts) > 1 else parts[0]
@@ -128,21 +123,31 @@ def layer_gram(factor: Factor) -> Float[Array, "n n"]:
 
 
 class Blocks(NamedTuple):
-    """K by parameter group: K = gate + expert. A dense network has no gate part."""
+    """K by parameter group: K = gate + expert + shared. Zeros where a network has no such part."""
 
     gate: Float[Array, "n n"]
     expert: Float[Array, "n n"]
+    shared: Float[Array, "n n"]
+    """Of all that is outside of mixtures: embeddings, attention, a head."""
 
 
 @checked(_tapped)
-def blocks(net: Callable, x: Float[Array, "n obs"], batch_size: int | None = None) -> Blocks:
-    """J_gate J_gate^T and J_expert J_expert^T; with `sphere.bounds` they give the gate-expert coupling."""
+def blocks(net: Callable, x: Float[Array, "n *input"], batch_size: int | None = None) -> Blocks:
+    """J_gate J_gate^T, J_expert J_expert^T and J_shared J_shared^T, each summed over the network's mixtures and over
+    the trunks of a head; with `sphere.bounds` they give the gate-expert coupling."""
+    zero = jnp.zeros((x.shape[0], x.shape[0]), x.dtype)
+    return Blocks(**({"shared": zero} | _shares(net, x, batch_size)))
+
+
+def _shares(net: Any, x: Array, batch_size: int | None) -> dict[str, Array]:
+    """Of gate, expert and, if any layer is, of what is shared."""
     zero = jnp.zeros((x.shape[0], x.shape[0]), x.dtype)
     sums = {"gate": zero, "expert": zero}
-    for trunk in _trunks(net):
+    for trunk in trunks_of(net).values():
         for factor in factors(trunk, x, batch_size):
-            sums[factor.layer.part] = sums[factor.layer.part] + layer_gram(factor)
-    return Blocks(**sums)
+            part = factor.layer.part
+            sums[part] = sums.get(part, zero) + layer_gram(factor)
+    return sums
 
 
 class KroneckerFactors(NamedTuple):
@@ -153,31 +158,31 @@ class KroneckerFactors(NamedTuple):
 
 
 @checked(_tapped)
-def kronecker_factors(net: Any, x: Float[Array, "n obs"]) -> tuple[KroneckerFactors, ...]:
-    """The factors of A_(l-1) and G_l for every expert layer; all experts on all samples, chosen or not, as the paper
-    defines them."""
-    trunk = _only_trunk(net)
-    if isinstance(trunk, MoE):
-        trunk = trunk.with_compute("dense")
+def kronecker_factors(net: Any, x: Float[Array, "n *input"]) -> tuple[KroneckerFactors, ...]:
+    """The factors of A_(l-1) and G_l for every expert layer of the last mixture; all experts on all samples, chosen
+    or not, as the paper defines them."""
+    trunk = with_compute(only_trunk(net), "dense")
     trace = trunk(x)[1]
-    layers = [layer for layer in trace.layers if (layer.part, layer.kind) == ("expert", "linear")]
+    index, mixture = len(trace.mixtures) - 1, trace.mixtures[-1]
+    layers = [layer for layer in trace.layers if (layer.mixture, layer.part, layer.kind) == (index, "expert", "linear")]
     return tuple(
-        KroneckerFactors(trace.weight[:, :, None] * layer.input, signal)
+        KroneckerFactors(mixture.weight[:, :, None] * layer.input.reshape(*mixture.weight.shape, -1), signal)
         for layer, signal in zip(layers, expert_signals(trunk, x), strict=True)
     )
 
 
-@checked(x=_states)
-def gram(net: Callable, x: Float[Array, "n obs"], batch_size: int | None = None) -> Float[Array, "n n"]:
-    """K = J J^T of a network from `sphere.nets` (a trunk, an actor, a value, a pair of Q functions) on states x [n, obs].
+@checked(_states)
+def gram(net: Callable, x: Float[Array, "n *input"], batch_size: int | None = None) -> Float[Array, "n n"]:
+    """K = J J^T of a network from `sphere.nets` (a trunk, an actor, a value, a pair of Q functions) on states x.
 
-    Exact, without the Jacobian. For a pair of Q functions x holds [observation, action].
+    Exact, without the Jacobian. Of a head with several trunks it is the sum over them; x is what they read, for a
+    pair of Q functions [observation, action].
     """
-    both = blocks(net, x, batch_size)
-    return both.gate + both.expert
+    _tapped({"net": net})
+    return reduce(add, _shares(net, x, batch_size).values())
 
 
-def effective_rank(net: Callable, x: Float[Array, "n obs"], batch_size: int | None = None) -> Float[Array, ""]:
+def effective_rank(net: Callable, x: Float[Array, "n *input"], batch_size: int | None = None) -> Float[Array, ""]:
     """r_e(K), spectral plasticity: in how many directions an update can move the outputs on these states."""
     return effective_rank_spsd(gram(net, x, batch_size))
 

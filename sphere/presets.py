@@ -2,11 +2,13 @@
 
 import dataclasses
 
-from sphere.algos.ppo import PPOConfig
-from sphere.errors import nearest
+from sphere import registry
+from sphere.algos.ppo import PPO
+from sphere.envs.source import Environments
+from sphere.errors import unknown
+from sphere.methods import Sphere
 from sphere.nets import NetConfig
-from sphere.training.settings import Evaluation, FleetConfig, Simulator
-from sphere.variants import PenaltyConfig
+from sphere.training.settings import Evaluation, FleetConfig
 
 _SMALL = NetConfig(kind="top-k", width=32, depth=2, experts=4, top_k=2)
 
@@ -14,7 +16,8 @@ _PROBE = FleetConfig(
     tasks=("probe/reach-north", "probe/reach-east", "probe/reach-south", "probe/reach-west"),
     steps_per_task=40_960,
     rho=(0.0, 0.1),
-    ppo=PPOConfig(
+    source=Environments(),
+    learner=PPO(
         num_envs=8,
         rollout_steps=128,
         batch_size=128,
@@ -41,16 +44,18 @@ CW10 = (
 )
 """Continual World's ten tasks in their order."""
 
-# The paper's settings are the defaults of PPOConfig and NetConfig: 8 envs x 2048 steps, minibatches of 256, ten epochs,
+# The paper's settings are the defaults of PPO and NetConfig: 8 envs x 2048 steps, minibatches of 256, ten epochs,
 # Top-2 of ten experts of three layers of 256.
-_METAWORLD = FleetConfig(tasks=tuple(f"metaworld/{task}" for task in CW10), rho=(0.1,))
+_METAWORLD = FleetConfig(
+    tasks=tuple(f"metaworld/{task}" for task in CW10), rho=(0.1,), learner=PPO(), source=Environments()
+)
 
 # The released code names MetaWorld's frozen-goal environments; its coefficient is by default 0.05 by the ratio of losses.
 _METAWORLD_RELEASED = dataclasses.replace(
     _METAWORLD,
     rho=(0.05,),
-    simulator=Simulator(goals="frozen"),
-    ppo=dataclasses.replace(_METAWORLD.ppo, penalty=PenaltyConfig(coefficient="loss-ratio")),
+    source=Environments(goals="frozen"),
+    learner=PPO(methods=(Sphere(coefficient="loss-ratio"),)),
 )
 
 H1 = ("stand", "walk", "pole", "slide", "run")
@@ -60,14 +65,14 @@ _HUMANOIDBENCH = FleetConfig(
     tasks=tuple(f"humanoidbench/{task}" for task in H1),
     steps_per_task=10_000_000,
     rho=(1e-3,),
-    ppo=PPOConfig(num_envs=128, rollout_steps=16, batch_size=64, anneal=0.5),
-    normalise_observations=True,
+    learner=PPO(num_envs=128, rollout_steps=16, batch_size=64, anneal=0.5),
+    source=Environments(normalise_observations=True),
     checkpoint_every=100,
 )
 
 # The KL-adaptive rate takes the place of any schedule.
 _HUMANOIDBENCH_RELEASED = dataclasses.replace(
-    _HUMANOIDBENCH, ppo=dataclasses.replace(_HUMANOIDBENCH.ppo, target_kl=0.03)
+    _HUMANOIDBENCH, learner=dataclasses.replace(_HUMANOIDBENCH.learner, target_kl=0.03)
 )
 
 _DEMO = FleetConfig(
@@ -75,9 +80,8 @@ _DEMO = FleetConfig(
     steps_per_task=143_360,
     seeds=(0, 1),
     rho=(0.0, 0.1),
-    simulator=Simulator(horizon=200),
-    normalise_observations=True,
-    ppo=PPOConfig(
+    source=Environments(horizon=200, normalise_observations=True),
+    learner=PPO(
         num_envs=8,
         rollout_steps=256,
         batch_size=256,
@@ -109,6 +113,7 @@ PRESETS: dict[str, FleetConfig] = {
 
 
 def preset(name: str) -> FleetConfig:
-    if name not in PRESETS:
-        raise nearest("preset", name, PRESETS)
-    return PRESETS[name]
+    known = PRESETS | registry.PRESETS
+    if name not in known:
+        raise unknown("preset", name, known)
+    return known[name]

@@ -1,14 +1,16 @@
 """The penalty's variants by name: the paper's, those of its two ablation tables, and a scale-free one of ours."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from functools import reduce
+from operator import add
+from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
-from sphere.nets.trace import Trace, expert_signals, output_signals
+from sphere.nets.trace import Mixture, Trace, expert_signals, output_signals, traces_of, trunks_of
 from sphere.penalty import (
     Gram,
     anisotropy,
@@ -39,6 +41,7 @@ Variant = Literal[
 ]
 Coefficient = Literal["gradient-norm", "loss-ratio", "fixed"]
 Placement = Literal["actor", "critic", "both"]
+"""Which of a learner's networks: the one with this role, or all of them."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,8 @@ class PenaltyConfig:
     coefficient: Coefficient = "gradient-norm"
     """How rho becomes the penalty's weight: by ratio of gradient norms, by ratio of losses, or as it is."""
     placement: Placement = "actor"
+    mixtures: Literal["last", "all"] = "last"
+    """Of a network with several mixtures: the last alone, or the sum over all of them."""
     target_scale: float = 1.0
     """fixed-scale: alpha in ||A - alpha I||^2."""
     entropy_weight: float = 1.0
@@ -61,79 +66,122 @@ class PenaltyConfig:
         return {"feature+gradient": (1.0, 1.0), "layer-entropy": (1.0, self.entropy_weight)}.get(self.variant)
 
 
-def layer_gram(trace: Trace, layer: int = -1) -> Gram:
+def layer_gram(mixture: Mixture, layer: int = -1) -> Gram:
     """Of A_l, the Gram of the gate-weighted features after one hidden layer, by the cheapest route."""
-    weighted = trace.weighted(layer)
-    if trace.aligned:
+    weighted = mixture.weighted(layer)
+    if mixture.aligned:
         return gram(weighted.reshape(weighted.shape[0], -1))
-    return routed_gram(weighted, trace.expert, trace.num_experts)
+    return routed_gram(weighted, mixture.expert, mixture.num_experts)
 
 
-def feature_blocks(trace: Trace, layer: int = -1) -> Float[Array, "n experts width"]:
+def feature_blocks(mixture: Mixture, layer: int = -1) -> Float[Array, "n experts width"]:
     """Gate-weighted features by expert, zeros where an expert was not chosen."""
-    weighted = trace.weighted(layer)
-    return weighted if trace.aligned else spread(weighted, trace.expert, trace.num_experts)
+    weighted = mixture.weighted(layer)
+    return weighted if mixture.aligned else spread(weighted, mixture.expert, mixture.num_experts)
 
 
-def gradient_blocks(net: Callable, x: Float[Array, "n obs"]) -> Float[Array, "n experts width"]:
-    """Psi: each expert's own backprop signal at its last hidden layer z_e = W a_e, before a LayerNorm: g_e = d m_e / d z_e."""
-    return expert_signals(net, x)[-2]
+def gradient_blocks(
+    net: Callable, x: Float[Array, "n *input"], mixture: int = -1
+) -> Float[Array, "rows experts width"]:
+    """Psi: each expert's own backprop signal at its last hidden layer z_e = W a_e, before a LayerNorm: g_e = d m_e /
+    d z_e."""
+    return expert_signals(net, x, mixture)[-2]
 
 
-def gradient_gram(net: Callable, x: Float[Array, "n obs"]) -> Gram:
+def gradient_gram(net: Callable, x: Float[Array, "n *input"], mixture: int = -1) -> Gram:
     """Of G_last = Psi^T Psi / N."""
-    return gram(gradient_blocks(net, x).reshape(x.shape[0], -1))
+    blocks = gradient_blocks(net, x, mixture)
+    return gram(blocks.reshape(blocks.shape[0], -1))
 
 
-def joint_layers(trace: Trace) -> Float[Array, ""]:
+def joint_layers(mixture: Mixture) -> Float[Array, ""]:
     """SPHERE on one Gram of the features of all hidden layers side by side: no block-diagonal approximation."""
-    blocks = [feature_blocks(trace, i).reshape(trace.weight.shape[0], -1) for i in range(len(trace.hidden))]
+    blocks = [feature_blocks(mixture, i).reshape(mixture.weight.shape[0], -1) for i in range(len(mixture.hidden))]
     return anisotropy(gram(jnp.concatenate(blocks, axis=1)))
 
 
-def gate_only(trace: Trace) -> Float[Array, ""]:
+def gate_only(mixture: Mixture) -> Float[Array, ""]:
     """SPHERE on the gate's weights [N, E] instead of the features."""
-    if trace.routing is None:
+    if mixture.routing is None:
         raise ValueError("penalty variant 'gate' needs a gate, and a dense network has none; use a mixture")
-    return anisotropy(gram(trace.routing.gate))
+    return anisotropy(gram(mixture.routing.gate))
 
 
-def layer_entropy(net: Callable, x: Float[Array, "n obs"], trace: Trace) -> Float[Array, ""]:
-    """-sum over expert layers of alpha_l log alpha_l, alpha_l the layer's share of the trace of the Gauss-Newton matrix:
-    s_l = (1/N) sum over samples and slots of (||a||^2 + 1) ||g||^2, gate layers counted in the total."""
+def layer_entropy(net: Callable, x: Float[Array, "n *input"], trace: Trace, mixture: int = -1) -> Float[Array, ""]:
+    """-sum over a mixture's expert layers of alpha_l log alpha_l, alpha_l the layer's share of the trace of the
+    Gauss-Newton matrix: s_l = (1/N) sum over samples and slots of (||a||^2 + 1) ||g||^2, with all linear layers
+    counted in the total and each slot by itself, also where slots share an owner."""
     shares = []
     for layer, signal in zip(trace.layers, output_signals(net, x), strict=True):
         if layer.kind == "linear":
             size = jnp.sum(jnp.square(layer.input), axis=-1) + layer.bias
-            shares.append((layer.part, jnp.sum(size * jnp.sum(jnp.square(signal), axis=-1))))
+            place = (layer.part, layer.mixture)
+            shares.append((place, jnp.sum(size * jnp.sum(jnp.square(signal), axis=-1))))
     total = sum(share for _, share in shares)
-    alpha = jnp.stack([share / total for part, share in shares if part == "expert"])
+    wanted = ("expert", mixture % len(trace.mixtures))
+    alpha = jnp.stack([share / total for place, share in shares if place == wanted])
     return -jnp.sum(jnp.where(alpha > 0, alpha * jnp.log(jnp.where(alpha > 0, alpha, 1.0)), 0.0))
 
 
-VARIANTS: dict[str, Callable[[PenaltyConfig, Callable, Array, Trace], Array | tuple[Array, ...]]] = {
-    "last": lambda c, net, x, t: anisotropy(layer_gram(t)),
-    "scale-free": lambda c, net, x, t: scale_free(layer_gram(t)),
-    "fixed-scale": lambda c, net, x, t: fixed_scale(layer_gram(t), c.target_scale),
-    "all-layers": lambda c, net, x, t: sum(
-        (anisotropy(layer_gram(t, i)) for i in range(len(t.hidden))), start=jnp.zeros(())
-    ),
-    "joint-layers": lambda c, net, x, t: joint_layers(t),
-    "per-expert": lambda c, net, x, t: per_expert(feature_blocks(t)),
-    "unweighted": lambda c, net, x, t: anisotropy(gram(t.features.reshape(x.shape[0], -1))),
-    "gate": lambda c, net, x, t: gate_only(t),
-    "gradient": lambda c, net, x, t: anisotropy(gradient_gram(net, x)),
-    "feature+gradient": lambda c, net, x, t: (anisotropy(layer_gram(t)), anisotropy(gradient_gram(net, x))),
-    "kronecker": lambda c, net, x, t: anisotropy(kronecker_gram(layer_gram(t), gradient_gram(net, x))),
-    "khatri-rao": lambda c, net, x, t: anisotropy(khatri_rao_gram(feature_blocks(t), gradient_blocks(net, x))),
-    "layer-entropy": lambda c, net, x, t: (anisotropy(layer_gram(t)), -layer_entropy(net, x, t)),
+class Place(NamedTuple):
+    """A mixture of a network on a batch: where a penalty is taken."""
+
+    net: Callable
+    x: Float[Array, "n *input"]
+    trace: Trace
+    number: int
+
+    @property
+    def mixture(self) -> Mixture:
+        return self.trace.mixtures[self.number]
+
+    @property
+    def features(self) -> Gram:
+        return layer_gram(self.mixture)
+
+    @property
+    def gradients(self) -> Gram:
+        return gradient_gram(self.net, self.x, self.number)
+
+    @property
+    def unweighted(self) -> Gram:
+        features = self.mixture.features
+        return gram(features.reshape(features.shape[0], -1))
+
+
+def all_layers(mixture: Mixture) -> Float[Array, ""]:
+    """SPHERE on each hidden layer, summed."""
+    return sum((anisotropy(layer_gram(mixture, i)) for i in range(len(mixture.hidden))), start=jnp.zeros(()))
+
+
+def khatri_rao(p: Place) -> Float[Array, ""]:
+    return anisotropy(khatri_rao_gram(feature_blocks(p.mixture), gradient_blocks(p.net, p.x, p.number)))
+
+
+VARIANTS: dict[str, Callable[[PenaltyConfig, Place], Array | tuple[Array, ...]]] = {
+    "last": lambda c, p: anisotropy(p.features),
+    "scale-free": lambda c, p: scale_free(p.features),
+    "fixed-scale": lambda c, p: fixed_scale(p.features, c.target_scale),
+    "all-layers": lambda c, p: all_layers(p.mixture),
+    "joint-layers": lambda c, p: joint_layers(p.mixture),
+    "per-expert": lambda c, p: per_expert(feature_blocks(p.mixture)),
+    "unweighted": lambda c, p: anisotropy(p.unweighted),
+    "gate": lambda c, p: gate_only(p.mixture),
+    "gradient": lambda c, p: anisotropy(p.gradients),
+    "feature+gradient": lambda c, p: (anisotropy(p.features), anisotropy(p.gradients)),
+    "kronecker": lambda c, p: anisotropy(kronecker_gram(p.features, p.gradients)),
+    "khatri-rao": lambda c, p: khatri_rao(p),
+    "layer-entropy": lambda c, p: (anisotropy(p.features), -layer_entropy(*p)),
 }
 ALL_EXPERTS = frozenset({"unweighted", "gradient", "feature+gradient", "kronecker", "khatri-rao"})
 """Variants that look at experts which the gate did not choose; the network must be computed densely."""
 
 
-def penalty(config: PenaltyConfig, net: Callable, x: Float[Array, "n obs"], trace: Trace) -> Float[Array, ""]:
-    """The penalty of one network on one batch. `trace` is that of `net(x)`, so that the forward pass is not done twice."""
+Traces = Trace | Mapping[str, Trace]
+
+
+def penalty(config: PenaltyConfig, net: Callable, x: Float[Array, "n *input"], trace: Traces) -> Float[Array, ""]:
+    """The penalty of one network on one batch. `trace` is that of `net(x)`, which has been computed before."""
     found = terms(config, net, x, trace)
     if not isinstance(found, tuple):
         return found
@@ -141,14 +189,26 @@ def penalty(config: PenaltyConfig, net: Callable, x: Float[Array, "n obs"], trac
 
 
 def terms(
-    config: PenaltyConfig, net: Callable, x: Float[Array, "n obs"], trace: Trace
+    config: PenaltyConfig, net: Any, x: Float[Array, "n *input"], trace: Traces
 ) -> Float[Array, ""] | tuple[Float[Array, ""], ...]:
-    """The penalty, or its terms where it has several, to be weighted one by one."""
+    """The penalty, or its terms where it has several, to be weighted one by one. Of a network or of a head, whose
+    trunks read x: summed over its trunks and, by `config.mixtures`, over their mixtures."""
     if config.variant not in VARIANTS:
         raise ValueError(f"penalty variant {config.variant!r} is not known; use one of {', '.join(VARIANTS)}")
-    if config.variant in ALL_EXPERTS and not trace.complete:
+    found = [VARIANTS[config.variant](config, place) for place in _places(config, net, x, traces_of(trace))]
+    if isinstance(found[0], tuple):
+        return tuple(reduce(add, each) for each in zip(*found, strict=True))
+    return reduce(add, found)
+
+
+def _places(config: PenaltyConfig, net: Any, x: Array, traces: Mapping[str, Trace]) -> list[Place]:
+    found = []
+    for name, trunk in trunks_of(net).items():
+        count = len(traces[name].mixtures)
+        found += [Place(trunk, x, traces[name], i) for i in range(0 if config.mixtures == "all" else count - 1, count)]
+    if config.variant in ALL_EXPERTS and not all(place.mixture.complete for place in found):
         raise ValueError(
             f"penalty variant {config.variant!r} looks at all experts of every sample, but only the chosen ones were "
             "computed; build the network with compute='dense'"
         )
-    return VARIANTS[config.variant](config, net, x, trace)
+    return found

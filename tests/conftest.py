@@ -1,5 +1,6 @@
 """Set-up shared by all tests: shape checks on, silent broadcasting off, float64 on request."""
 
+import copy
 import os
 from importlib.metadata import version
 from pathlib import Path
@@ -13,7 +14,9 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 # Many processes share a GPU, each of which would take three quarters of its memory.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
+import hypothesis
 import jax
+import processes
 import pytest
 from jaxtyping import install_import_hook
 
@@ -23,6 +26,52 @@ install_import_hook("sphere", "shapes.check").__enter__()
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # On a GPU float32 products default to TF32, ten bits short of the references.
 jax.config.update("jax_default_matmul_precision", "highest")
+
+
+# Neither is a machine that is busy a failure.
+hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("patient")
+
+
+LONGEST = (
+    "test_experiments_launchers",
+    "test_training",
+    "test_resume_suites",
+    "test_mitigations_runs",
+    "test_cli",
+    "test_metaworld",
+    "test_ladder",
+    "test_ppo",
+)
+
+
+def pytest_collection_modifyitems(items):
+    """The longest files first: of two processes, each of which takes a file at a time, neither is left alone at the end."""
+    order = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.module.__name__, len(order)))
+
+
+@pytest.fixture(autouse=True)
+def nothing_outlives_its_test():
+    """Also not what a test that failed has started."""
+    yield
+    processes.end_all()
+
+
+@pytest.fixture(scope="module")
+def models_compiled_once():
+    """Most of what tests of simulators do is compiling models: each file is compiled once, and after that copied."""
+    mujoco = pytest.importorskip("mujoco")
+    compiled, known = mujoco.MjModel.from_xml_path, {}
+
+    def load(path):
+        if path not in known:
+            known[path] = compiled(path)
+        return copy.copy(known[path])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mujoco.MjModel, "from_xml_path", staticmethod(load))
+        yield
 
 
 @pytest.fixture

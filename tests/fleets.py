@@ -9,21 +9,26 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import processes
 import pytest
 
-from sphere.algos.ppo import PPOConfig
+from sphere.algos.ppo import PPO
+from sphere.envs.source import Environments
 from sphere.nets import NetConfig
-from sphere.storage import run_directory
-from sphere.storage.fleet_directory import Records
+from sphere.storage import files
+from sphere.storage.fleet_directory import FleetDirectory
 from sphere.training import loop
-from sphere.training.settings import Evaluation, FleetConfig
+from sphere.training.describe import run_records
+from sphere.training.settings import Evaluation, FleetConfig, to_json
+
+ROOT = Path(__file__).parents[1]
 
 TINY = FleetConfig(
     tasks=("probe/reach-north", "probe/reach-east"),
     steps_per_task=640,
     seeds=(0, 1),
     rho=(0.0, 0.1),
-    ppo=PPOConfig(
+    learner=PPO(
         num_envs=4,
         rollout_steps=16,
         batch_size=32,
@@ -31,41 +36,77 @@ TINY = FleetConfig(
         actor=NetConfig(kind="top-k", width=8, depth=1, experts=3, top_k=2),
         critic=NetConfig(kind="mlp", width=8, depth=1),
     ),
-    normalise_observations=True,
+    source=Environments(normalise_observations=True, workers=1),
     evaluation=Evaluation(every=256, episodes=3, heldout=16),
     checkpoint_every=2,
-    workers=1,
 )
+SPEC = {"observation": (6,), "action": 2, "low": (-1.0, -1.0), "high": (1.0, 1.0)}
+"""Of the probe tasks above."""
 
 
-def python_path(first: Path) -> str:
+def changed(settings: Any, **changes: Any) -> Any:
+    """`dataclasses.replace`; of a fleet, settings of its source (workers, horizon, ...) too, by their own names."""
+    source = getattr(settings, "source", None)
+    own = {name: changes.pop(name) for name in list(changes) if source is not None and hasattr(source, name)}
+    if own:
+        changes["source"] = dataclasses.replace(changes.get("source", source), **own)
+    return dataclasses.replace(settings, **changes)
+
+
+def python_path(*first: Path) -> str:
     """For another process, in another directory perhaps: `first`, then what this one was given."""
     given = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    return os.pathsep.join([str(first), *map(os.path.abspath, given)])
+    return os.pathsep.join([*map(str, first), *map(os.path.abspath, given)])
+
+
+class Hold:
+    """Trainings in other processes do not go beyond so many iterations while `file` exists, unless they are asked to stop.
+    So whatever a test does to them comes before their end, however fast they are."""
+
+    def __init__(self, file: Path, iterations: int):
+        self.file, self.iterations = file, iterations
+        file.touch()
+        self.environment = {
+            "SPHERE_TEST_HOLD": str(file),
+            "SPHERE_TEST_ITERATIONS": str(iterations),
+            "PYTHONPATH": python_path(ROOT / "tests" / "holding", ROOT),
+        }
+
+    def done(self, directory: Path) -> int:
+        """Iterations of the fleet that is trained there; -1 before it has begun the first."""
+        path = directory.with_name(f"{directory.name}.done")
+        text = path.read_text() if path.exists() else ""
+        return int(text) if text.endswith("\n") else -1
+
+    def reached(self, *directories: Path) -> bool:
+        return min(map(self.done, directories)) >= self.iterations
+
+    def release(self) -> None:
+        self.file.unlink()
 
 
 def write(config: FleetConfig, directory: Path) -> None:
     """The fleet's settings as `sphere train` leaves them at its start, so that `sphere resume` can do the rest."""
     directory.mkdir(parents=True)
-    run_directory.write_json(directory / "fleet.json", run_directory.plain(dataclasses.asdict(config)))
-    Records(config, directory, resume=False).close()
+    files.write_json(directory / "fleet.json", {"format": files.FORMAT, "spec": SPEC, "settings": to_json(config)})
+    FleetDirectory(directory, run_records(config, SPEC), None, resume=False).close()
 
 
-def resume(directory: Path, cache: Path, *words: str, **environment: str) -> subprocess.Popen:
+def resume(directory: Path, cache: Path, *words: str, hold: Hold | None = None) -> subprocess.Popen:
     """`sphere resume` in a process of its own; compiled programs are shared through `cache` to save time."""
+    directory.with_name(f"{directory.name}.done").unlink(missing_ok=True)
     settings = {
         "JAX_DEFAULT_MATMUL_PRECISION": "highest",  # as in the tests' own process
         "JAX_COMPILATION_CACHE_DIR": os.environ.get("JAX_COMPILATION_CACHE_DIR", str(cache)),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
-    return subprocess.Popen(
+    return processes.start(
         [sys.executable, "-m", "sphere", "resume", str(directory), *words],
-        env={**os.environ, **settings, **environment},
+        env={**os.environ, **settings, **(hold.environment if hold else {})},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
-        cwd=Path(__file__).parents[1],
+        cwd=ROOT,
     )
 
 

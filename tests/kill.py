@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -10,41 +11,34 @@ from pathlib import Path
 import fleets
 import jax
 import numpy as np
+import processes
 
 from sphere.training.loop import train
 
+SPREAD = 3
+"""Iterations over which the moments of a kill are spread."""
 
-def train_with_kills(config, directory: Path, cache: Path, kills: int, seed: int) -> int:
-    """Resume until done, killing the process `kills` times at moments spread over its life; how often it was killed."""
+
+def train_with_kills(config, directory: Path, cache: Path, kills: int, seed: int) -> None:
+    """Resume until done; so many times the process is killed, now and then at its start, else at a moment of its training."""
     rng = random.Random(seed)
     fleets.write(config, directory)
-    done = 0
-    while True:
-        process = fleets.resume(directory, cache)
-        if done < kills:
-            begun = _wait_for_progress(process, directory) if rng.random() < 0.8 else True
-            time.sleep(rng.random() * (0.15 if begun else 0.0))
-            if process.poll() is None:
-                process.kill()
-                process.communicate()
-                done += 1
-                continue
-        said = process.communicate(timeout=300)[0]
-        if process.returncode != 0:
-            raise RuntimeError(f"resume failed:\n{said}")
-        return done
-
-
-def _wait_for_progress(process, directory: Path) -> bool:
-    """Until the records grow (or the process ends): the kill should hit training, not only the start-up."""
-    size = _size(directory)
-    while process.poll() is None and _size(directory) <= size:
-        time.sleep(0.005)
-    return process.poll() is None
-
-
-def _size(directory: Path) -> int:
-    return sum(path.stat().st_size for path in directory.glob("*/metrics.jsonl"))
+    last = config.iterations_per_task * len(config.tasks) - 1
+    for kill in range(kills):
+        first = rng.randrange(last * kill // kills, last * (kill + 1) // kills)
+        hold = fleets.Hold(directory.with_name("hold"), min(first + SPREAD, last))
+        process = fleets.resume(directory, cache, hold=hold)
+        if rng.random() < 0.8:  # the kill should hit training, not only the start-up
+            processes.until(lambda hold=hold, first=first: hold.done(directory) >= first, process)
+        time.sleep(rng.random() * 0.15)
+        process.kill()
+        said = processes.ended(process)
+        if process.returncode != -signal.SIGKILL:
+            raise RuntimeError(f"it ended by itself:\n{said}")
+    process = fleets.resume(directory, cache)
+    said = processes.ended(process)
+    if process.returncode != 0:
+        raise RuntimeError(f"resume failed:\n{said}")
 
 
 def main() -> None:
@@ -54,11 +48,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         train(config, root / "straight", quiet=True)
-        done = train_with_kills(config, root / "killed", root / "cache", kills, seed=1)
+        try:
+            train_with_kills(config, root / "killed", root / "cache", kills, seed=1)
+        finally:
+            processes.end_all()
         same = fleets.numbers(root / "straight") == fleets.numbers(root / "killed")
         one, other = (fleets.final_arrays(root / name) for name in ("straight", "killed"))
         same = same and all(np.array_equal(one[name], other[name]) for name in one) and one.keys() == other.keys()
-    print(f"killed {done} times by SIGKILL; records and final state {'equal' if same else 'DIFFER'}")
+    print(f"killed {kills} times by SIGKILL; records and final state {'equal' if same else 'DIFFER'}")
     sys.exit(0 if same else 1)
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 
 TASKS = ("metaworld/hammer", "metaworld/push-wall", "metaworld/faucet-close")
+COLUMNS = ("return", "length", "success_once", "success_at_end")
 
-CONFIG = {
+OLD = {
     "tasks": list(TASKS),
     "protocol": "crl",
     "steps_per_task": 3000,
@@ -25,6 +26,30 @@ CONFIG = {
     "evaluation": {"every": 1000, "episodes": 4, "retention": True},
     "workers": None,
 }
+"""A config.json of format 1."""
+
+SETTINGS = {
+    "tasks": list(TASKS),
+    "protocol": "crl",
+    "steps_per_task": 3000,
+    "seeds": [0],
+    "rho": [0.0],
+    "vary": {},
+    "learner": {
+        "kind": "ppo",
+        "num_envs": 10,
+        "rollout_steps": 100,
+        "learning_rate": 3e-4,
+        "actor": {"kind": "top-k", "experts": 4, "top_k": 2, "layer_norm": False},
+        "critic": {"kind": "mlp"},
+        "methods": {"sphere": {"variant": "last", "coefficient": "gradient-norm"}},
+    },
+    "source": {"kind": "environments", "normalise_observations": False, "workers": None},
+    "boundary": {"parameters": True, "optimiser": True, "learning_rate": False, "statistics": True, "mitigation": True},
+    "evaluation": {"every": 1000, "episodes": 4, "retention": True},
+    "sharing": 1,
+    "plugins": [],
+}
 ENVIRONMENT = {
     "python": "3.11.7",
     "versions": {"sphere-rl": "0.1.0", "jax": "0.10.2", "numpy": "2.4.6"},
@@ -33,9 +58,9 @@ ENVIRONMENT = {
 }
 
 
-def settings(seed=0, rho=0.0, protocol="crl", **changes) -> dict:
-    config = copy.deepcopy(CONFIG)
-    config |= {"seeds": [seed], "rho": [rho], "protocol": protocol}
+def _changed(config: dict, changes: dict) -> dict:
+    """`learner__actor__experts=16` reaches into the settings."""
+    config = copy.deepcopy(config)
     for path, value in changes.items():
         place = config
         *parents, last = path.split("__")
@@ -45,31 +70,65 @@ def settings(seed=0, rho=0.0, protocol="crl", **changes) -> dict:
     return config
 
 
+def old_settings(seed=0, rho=0.0, protocol="crl", **changes) -> dict:
+    """config.json of one run, format 1."""
+    return _changed(OLD, {"seeds": [seed], "rho": [rho], "protocol": protocol} | changes)
+
+
+def settings(seed=0, rho=0.0, protocol="crl", *, says: dict | None = None, **changes) -> dict:
+    """config.json of one run, format 2. `changes` are changes of its settings; `says` is what else it says of
+    itself."""
+    chosen = _changed(SETTINGS, {"seeds": [seed], "rho": [rho], "protocol": protocol} | changes)
+    return {
+        "format": 2,
+        "learner": "ppo",
+        "method": "sphere" if rho else "none",
+        "actor": "top-k",
+        "label": "SPHERE" if rho else "Top-K MoE",
+        "suite": chosen["tasks"][0].split("/")[0] if chosen["tasks"] else "",
+        "source": "environments",
+        "score": "success_at_end",
+        "columns": list(COLUMNS),
+        "task_steps": -(-chosen["steps_per_task"] // 1000) * 1000,
+        "seed": seed,
+        "numbers": {"rho": rho, "learning_rate": chosen["learner"]["learning_rate"]},
+        "varies": ["rho"],
+        "plugins": [],
+        "spec": {"observation": [39], "action": [4]},
+        "settings": chosen,
+    } | (says or {})
+
+
 def write_run(path: Path, config: dict, *, stop_at: int | None = None, shift: float = 0.0) -> Path:
-    """A run that gets better in every task: success k/4 at evaluation k; `stop_at` leaves it after that many steps."""
+    """A run that gets better in every task: success k/4 at evaluation k; `stop_at` leaves it after that many
+    steps. Format 1 or 2, as the config is."""
     path.mkdir(parents=True)
     (path / "config.json").write_text(json.dumps(config, indent=2))
     (path / "environment.json").write_text(json.dumps(ENVIRONMENT))
+    chosen, columns = config.get("settings", config), config.get("columns", COLUMNS)
+    tasks, protocol, count = chosen["tasks"], chosen["protocol"], chosen["evaluation"]["episodes"]
+    seed, experts = chosen["seeds"][0], chosen.get("learner", chosen.get("ppo"))["actor"].get("experts", 0)
     metrics, episodes, step = [], [], 0
-    tasks, experts = config["tasks"], config["ppo"]["actor"].get("experts", 0)
-    rng = np.random.default_rng(config["seeds"][0])
+    rng = np.random.default_rng(seed)
 
-    def evaluate(task, kind, good):
-        count = config["evaluation"]["episodes"]
+    def evaluate(index, kind, good):
+        where = {"step": step, "task": tasks[index]} | ({"task_index": index} if "format" in config else {})
         for number in range(count):
             once = number < good + (kind == "evaluation")
-            episodes.append(
-                {"step": step, "task": task, "kind": kind, "seed": config["seeds"][0], "episode": number}
-                | {"return": float(good), "length": 50, "success_once": once, "success_at_end": number < good}
-            )
-        values = {f"{kind}/success_at_end": good / count, f"{kind}/success_once": good / count, f"{kind}/return": good}
+            every = {"return": float(good), "length": 50, "success_once": once, "success_at_end": number < good}
+            every |= {"accuracy": good / 4, "loss": -float(good)}
+            outcomes = {name: every[name] for name in columns}
+            episodes.append(where | {"kind": kind, "seed": seed, "episode": number} | outcomes)
+        means = {"success_at_end": good / count, "success_once": good / count, "return": good, "length": 50}
+        means |= {"accuracy": good / 4, "loss": -good}
+        values = {f"{kind}/{name}": means[name] for name in columns if name != "length"}
         if kind == "evaluation":
             for place in ("heldout", "online"):
                 values |= {f"{place}/ntk_rank": 10 - step / 3000 + shift + rng.uniform(), f"{place}/silhouette": "nan"}
                 values |= {f"{place}/dormant_ratio": 0.1, f"{place}/routing_entropy": 0.8}
                 values |= {f"{place}/load/{e}": 1 / experts for e in range(experts)}
             values["standardised/ntk_rank"] = 20.0 + shift
-        metrics.append({"step": step, "task": task, "task_index": tasks.index(task), "wall": 1.0 + step, **values})
+        metrics.append({"step": step, "task": tasks[index], "task_index": index, "wall": 1.0 + step, **values})
 
     for index, task in enumerate(tasks):
         for good in (1, 2, 3):
@@ -77,12 +136,13 @@ def write_run(path: Path, config: dict, *, stop_at: int | None = None, shift: fl
             if stop_at is not None and step > stop_at:
                 break
             metrics.append({"step": step, "task": task, "task_index": index, "wall": step, "train/loss": 0.5})
-            evaluate(task, "evaluation", good)
+            evaluate(index, "evaluation", good)
         else:
             last = index == len(tasks) - 1
-            if config["protocol"] == "crl" and (last or config["evaluation"]["retention"]):
-                for other, name in enumerate(tasks):
-                    evaluate(name, "final" if last else "retention", 3 if other == index else 1 if other < index else 0)
+            if protocol == "crl" and (last or chosen["evaluation"]["retention"]):
+                for other in range(len(tasks)):
+                    good = 3 if other == index else 1 if other < index else 0
+                    evaluate(other, "final" if last else "retention", good)
             continue
         break
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in metrics))

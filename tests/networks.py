@@ -5,7 +5,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sphere.nets import NetConfig, build
+from sphere.nets import MLP, LayerNorm, Linear, MoE, NetConfig, Recorder, build
+from sphere.nets.routers import ExpertChoice, TopK
 
 KINDS = ("mlp", "top-k", "dense", "deepseek", "soft", "expert-choice")
 MIXTURES = KINDS[1:]
@@ -126,3 +127,79 @@ def np_forward(kind, net, x):
         outputs.append(sum(gate[i, e] * pairs[e][0] for e in range(net.num_experts)))
         phi.append(np.stack([gate[i, e] * pairs[e][1] for e in range(net.num_experts)]))
     return np.stack(outputs), np.stack(phi)
+
+
+# A network of tokens ----------------------------------------------------------------------------------------------------
+
+TOKENS, SIZE, WIDTH, OUT, EXPERTS = 3, 4, 6, 2, 4
+
+
+class TokenNet(eqx.Module):
+    """What a Transformer is without attention: shared layers on every token, two mixtures with residuals, a mean, a head."""
+
+    embed: Linear
+    norms: tuple[LayerNorm, ...]
+    mixtures: tuple[MoE | MLP, ...]
+    head: Linear
+
+    @property
+    def input_shape(self):
+        return (TOKENS, SIZE)
+
+    def __call__(self, x, taps=None):
+        recorder = Recorder(taps)
+        by_token = recorder.tokens(TOKENS)
+        shared = by_token.part("shared")
+        h = x.reshape(-1, SIZE)
+        h = jnp.tanh(shared("linear", h, self.embed(h), True))
+        for norm, mixture in zip(self.norms, self.mixtures, strict=True):
+            normal = norm.normalise(h)
+            h = h + mixture.mix(shared("scale", normal, norm.affine(normal), True), by_token)
+        pooled = jnp.mean(h.reshape(-1, TOKENS, h.shape[-1]), axis=1)
+        output = recorder.part("shared")("linear", pooled, self.head(pooled), True)
+        return output, recorder.finish()
+
+
+def token_net(compute="dense", router="top-k", seed=0, outer=OUT):
+    def mixture(key):
+        one, two = jax.random.split(key)
+        gate = MLP(WIDTH, EXPERTS, 5, 1, key=one)
+        chooser = TopK(gate, 2) if router == "top-k" else ExpertChoice(gate, 2.0, group_size=TOKENS)
+        return MoE(chooser, EXPERTS, WIDTH, WIDTH, 7, 2, layer_norm=True, compute=compute, key=two)
+
+    keys = jax.random.split(jax.random.key(seed), 4)
+    mixtures = (mixture(keys[1]), mixture(keys[2]))
+    net = TokenNet(
+        Linear(SIZE, WIDTH, key=keys[0]),
+        (LayerNorm(WIDTH), LayerNorm(WIDTH)),
+        mixtures,
+        Linear(WIDTH, outer, key=keys[3]),
+    )
+    rng = np.random.default_rng(seed)
+
+    def fill(path, leaf):  # biases and affine parts too, so that each counts
+        name = jax.tree_util.keystr(path)
+        return leaf if "temperature" in name else jnp.asarray(leaf + 0.2 * rng.normal(size=leaf.shape))
+
+    return jax.tree_util.tree_map_with_path(fill, net)
+
+
+def token_inputs(n=5, seed=1):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=(n, TOKENS, SIZE)))
+
+
+def np_rows(net, x):
+    """For each mixture, what enters it, its gate and its weighted last features, token by token; and the outputs."""
+    found = []
+    rows = np.tanh(np.asarray(x).reshape(-1, SIZE) @ np.asarray(net.embed.kernel) + np.asarray(net.embed.bias))
+    for norm, moe in zip(net.norms, net.mixtures, strict=True):
+        centred = rows - rows.mean(axis=1, keepdims=True)
+        normal = centred / np.sqrt(np.square(centred).mean(axis=1, keepdims=True) + 1e-6)
+        entered = normal * np.asarray(norm.scale) + np.asarray(norm.bias)
+        gate = np_gate("top-k", moe, entered)
+        pairs = [[np_mlp(moe.experts, row, e) for e in range(EXPERTS)] for row in entered]
+        outputs, features = (np.array([[pair[i] for pair in one] for one in pairs]) for i in range(2))
+        found.append((entered, gate, (gate[:, :, None] * features).reshape(len(rows), -1)))
+        rows = rows + np.einsum("ne,neo->no", gate, outputs)
+    pooled = rows.reshape(-1, TOKENS, WIDTH).mean(axis=1)
+    return found, pooled @ np.asarray(net.head.kernel) + np.asarray(net.head.bias)

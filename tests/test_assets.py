@@ -4,14 +4,13 @@ import hashlib
 import http.server
 import io
 import re
-import signal
-import subprocess
 import sys
 import tarfile
 import threading
-import time
 
+import processes
 import pytest
+from processes import PATIENCE
 
 from sphere.envs import assets
 from sphere.envs.assets import Collection, File, find, install, root
@@ -39,6 +38,7 @@ def cache(tmp_path, monkeypatch):
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setitem(assets.COLLECTIONS, "toy", collection())
+    monkeypatch.setattr(assets, "TIMEOUT", PATIENCE)
     return tmp_path / "cache"
 
 
@@ -49,7 +49,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         how, content = self.server.trouble.get(path, ""), CONTENTS.get(path)
         if how == "hang":
             self.server.hung.set()
-            self.server.release.wait(20)
+            self.server.release.wait(PATIENCE)
         if content is None or how == "gone":
             self.send_error(404)
             return
@@ -178,9 +178,9 @@ def test_a_killed_download_leaves_nothing_half_done(cache, server):
         "from sphere.envs import assets; from sphere.envs.assets import Collection, File\n"
         f"assets.COLLECTIONS['toy'] = {collection()!r}; assets.install('toy', base={server.base!r})"
     )
-    child = subprocess.Popen([sys.executable, "-c", code])
-    assert server.hung.wait(30)
-    child.send_signal(signal.SIGKILL)
+    child = processes.start([sys.executable, "-c", code])
+    assert server.hung.wait(PATIENCE)
+    child.kill()
     child.wait()
     assert not (cache / "toy").exists()
     # As if the kill had come in the middle of a write, and an older version had left something.
@@ -193,13 +193,15 @@ def test_a_killed_download_leaves_nothing_half_done(cache, server):
     assert server.asked == ["robots/one.xml", "h1/mesh.stl"]
 
 
-def test_two_at_once_do_the_work_once(cache, server):
+def test_two_at_once_do_the_work_once(cache, server, monkeypatch):
     server.trouble["LICENSE"] = "hang"
+    both, lock = threading.Barrier(3), assets._lock
+    monkeypatch.setattr(assets, "_lock", lambda path: (both.wait(PATIENCE), lock(path))[1])
     threads = [threading.Thread(target=install, args=("toy", None, server.base)) for _ in range(2)]
     for thread in threads:
         thread.start()
-    assert server.hung.wait(10)
-    time.sleep(0.1)
+    both.wait(PATIENCE)  # the second is there before the first has anything
+    assert server.hung.wait(PATIENCE)
     server.release.set()
     for thread in threads:
         thread.join()

@@ -1,14 +1,13 @@
 """What a rollout holds, against the textbook's Gaussian: actions, log-probabilities, and whose random numbers they are."""
 
-import dataclasses
-
 import equinox as eqx
 import numpy as np
 import pytest
-from fleets import TINY
+from fleets import TINY, changed
 from scipy import stats
 
-from sphere.algos import ppo
+from sphere.algos import fleet as rows
+from sphere.algos.ppo_equations import Rollout
 from sphere.training.fleet import Fleet
 
 STEPS = 64
@@ -20,11 +19,13 @@ def collected(tmp_path_factory):
     found = {}
     for seeds in ((0, 1), (1,)):
         alone = {"workers": 0, "overlap": False, "normalise_observations": False}
-        config = dataclasses.replace(TINY, seeds=seeds, rho=(0.0,), **alone)
+        config = changed(TINY, seeds=seeds, rho=(0.0,), **alone)
         fleet = Fleet(config, tmp_path_factory.mktemp("fleet"))
         fleet.begin_task()
-        actor = eqx.tree_at(lambda actor: actor.log_std, fleet.state.actor, replace_fn=lambda log_std: log_std - 0.7)
-        found[seeds] = actor, [fleet.groups[0].collector.collect(actor, STEPS, iteration)[0] for iteration in range(2)]
+        actor = eqx.tree_at(lambda actor: actor.log_std, fleet.policy, replace_fn=lambda log_std: log_std - 0.7)
+        (group,) = fleet.groups
+        data = [group.source.sample(actor, STEPS, iteration)[0] for iteration in range(2)]
+        found[seeds] = actor, [Rollout(**rows.annotated(fleet.learner, actor, one)) for one in data]
         fleet.close()
     return found
 
@@ -33,7 +34,7 @@ def test_actions_are_normal_around_the_mean_with_the_policys_deviation(collected
     actor, rollouts = collected[0, 1]
     for rollout in rollouts:
         shape = rollout.obs.shape
-        mean = np.asarray(ppo.mean_fleet(actor, rollout.obs.reshape(shape[0], -1, shape[-1])))
+        mean = np.asarray(rows.act(actor, rollout.obs.reshape(shape[0], -1, shape[-1])))
         mean = mean.reshape(rollout.action.shape)
         z = (rollout.action - mean) / np.exp(-0.7)
         assert stats.kstest(z.ravel(), "norm").pvalue > 1e-3

@@ -15,7 +15,7 @@ from sklearn.neighbors import NearestNeighbors
 
 from sphere import diagnostics, spectrum
 from sphere.diagnostics import Diagnostics, diagnose
-from sphere.nets import Gaussian, GaussianActor, Routing, Trace, TwinQ
+from sphere.nets import Gaussian, GaussianActor, Mixture, Routing, TwinQ
 
 N, NEAREST = 40, 4
 ROUTED = ("top-k", "deepseek", "expert-choice")  # the other kinds have nothing to group
@@ -223,7 +223,7 @@ def test_a_dead_network_has_numbers():
 
 
 def made(hidden, chosen, aligned, weight=None, embedding=None, shared=0):
-    """A trace from features [n, E, width] per layer and the chosen experts [n, E], as many per state."""
+    """A mixture from features [n, E, width] per layer and the chosen experts [n, E], as many per state."""
     hidden, chosen = [np.asarray(h, float) for h in hidden], np.asarray(chosen, bool)
     n, experts = chosen.shape
     gate = np.where(chosen, np.ones((n, experts)) if weight is None else weight, 0)
@@ -234,12 +234,11 @@ def made(hidden, chosen, aligned, weight=None, embedding=None, shared=0):
     probability = gate[:, shared:] / gate[:, shared:].sum(axis=1, keepdims=True)
     embedding = np.zeros((n, 2)) if embedding is None else embedding
     arrays = (np.log(probability + 1e-9), probability, gate, chosen, embedding)
-    return Trace(
+    return Mixture(
         hidden=tuple(jnp.asarray(h) for h in hidden),
         weight=jnp.asarray(np.take_along_axis(gate, slot, axis=1)),
         expert=jnp.asarray(slot, jnp.int32),
         expert_output=jnp.zeros((n, slot.shape[1], 1)),
-        layers=(),
         routing=Routing(*(jnp.asarray(a) for a in arrays), shared=shared),
         num_experts=experts,
         aligned=aligned,
@@ -398,15 +397,17 @@ def test_knn_jaccard_leaves_a_state_itself_out():
     [
         (lambda: diagnose(network("top-k"), states(N), neighbours=0), "neighbours=0; use 1 or more"),
         (lambda: diagnose(network("mlp"), jnp.zeros((0, OBS))), "empty"),
-        (
-            lambda: diagnose(TwinQ(lambda key: network("mlp"), key=jax.random.key(0)), states(N)),
-            "diagnose its `first` and `second`",
-        ),
     ],
 )
 def test_bad_input_is_answered_with_a_sentence(call, sentence):
     with pytest.raises(ValueError, match=sentence):
         call()
+
+
+def test_a_pair_is_diagnosed_trunk_by_trunk():
+    twin = TwinQ(lambda key: network("mlp"), key=jax.random.key(0))
+    with pytest.raises(TypeError, match=r"pass net.trunks\['first'\] or net.trunks"):
+        diagnose(twin, states(N))
 
 
 def test_saturation_is_the_probability_that_an_action_is_cut_off():

@@ -6,32 +6,37 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import fleets
 import jax
 import numpy as np
+import processes
 import pytest
-from fleets import TINY
+from fleets import TINY, Hold
+from processes import PATIENCE, descendants, title, until, wait_until_gone
 
+from sphere.experiments.schedule import schedule
 from sphere.launch import launchers, on_ray
+from sphere.launch.jobs import Job, work
 from sphere.launch.launchers import Resources
 from sphere.launch.on_slurm import Work, submit
-from sphere.launch.schedule import Job, schedule, work
 from sphere.training.settings import Evaluation
 
 ROOT = Path(__file__).parents[1]
 LONG = dataclasses.replace(
     TINY,
-    steps_per_task=64 * 80,
+    steps_per_task=64 * 12,
     seeds=(0,),
     rho=(0.1,),
     workers=1,
-    checkpoint_every=10,
-    evaluation=Evaluation(every=64 * 50, episodes=2, heldout=16),
+    checkpoint_every=4,
+    evaluation=Evaluation(every=64 * 6, episodes=2, heldout=16),
 )
 CONFIGS = [LONG, dataclasses.replace(LONG, seeds=(2,), rho=(0.2,))]
+
+RAY_LIMITS = ("gcs_server_port_wait_time_s", "gcs_server_request_timeout_seconds", "worker_register_timeout_seconds")
+"""Times that Ray gives its own processes to start, half a minute or one, which a busy machine may not keep."""
 
 DRIVER = """
 import sys
@@ -39,7 +44,7 @@ from pathlib import Path
 sys.path.insert(0, "tests")
 from test_experiments_launchers import CONFIGS
 from sphere.training.loop import Interrupted
-from sphere.launch.schedule import schedule
+from sphere.experiments.schedule import schedule
 from sphere.launch.launchers import LAUNCHERS, Resources
 jobs = [job for config in CONFIGS for job in schedule([config], Path(sys.argv[1])).open]
 try:
@@ -63,66 +68,23 @@ def jobs_in(root: Path) -> list[Job]:
     return [job for config in CONFIGS for job in schedule([config], root).jobs]
 
 
-def driver(root: Path, launcher: str = "ray") -> subprocess.Popen:
+def driver(root: Path, launcher: str, hold: Hold | None = None) -> subprocess.Popen:
     if launcher == "ray":
         pytest.importorskip("ray")
     environment = {
         "JAX_DEFAULT_MATMUL_PRECISION": "highest",  # as in the tests' own process
         "PYTHONPATH": fleets.python_path(ROOT),
         "RAY_TMPDIR": "/tmp",  # paths of sockets must be short
+        **{f"RAY_{name}": str(int(PATIENCE)) for name in RAY_LIMITS},
+        **(hold.environment if hold else {}),
     }
-    return subprocess.Popen(
+    return processes.start(
         [sys.executable, "-c", DRIVER, str(root), launcher],
         cwd=ROOT,
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
     )
-
-
-def parents() -> dict[int, int]:
-    found = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            found[int(path.parent.name)] = int(path.read_text().rsplit(")", 1)[1].split()[1])
-        except OSError:
-            continue
-    return found
-
-
-def descendants(pid: int) -> set[int]:
-    known, found = parents(), {pid}
-    while more := {child for child, parent in known.items() if parent in found} - found:
-        found |= more
-    return found - {pid}
-
-
-def title(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
-    except OSError:
-        return ""
-
-
-def gone(pids: set[int], seconds: float = 30) -> set[int]:
-    """Those that are left after some time; a zombie is gone."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end and (left := {pid for pid in pids if title(pid)}):
-        time.sleep(0.1)
-    return {pid for pid in left if title(pid)} if left else set()
-
-
-def wait_for(condition, process: subprocess.Popen, seconds: float = 240):
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if found := condition():
-            return found
-        if process.poll() is not None:
-            pytest.fail(f"the driver left with {process.returncode}:\n{process.communicate()[0]}")
-        time.sleep(0.02)
-    process.kill()
-    pytest.fail(f"nothing after {seconds} s:\n{process.communicate()[0]}")
 
 
 def assert_same(ours: list[Job], theirs: list[Job]) -> None:
@@ -136,21 +98,23 @@ def assert_same(ours: list[Job], theirs: list[Job]) -> None:
 
 
 def test_ray_with_a_killed_worker_gives_the_same_numbers(alone, tmp_path):
-    process = driver(tmp_path)
+    hold = Hold(tmp_path / "hold", iterations=6)  # a checkpoint comes every 4
+    process = driver(tmp_path, "ray", hold)
     first, second = jobs_in(tmp_path)
-    wait_for(lambda: 10 <= first.done_iterations < 140, process)
+    until(lambda: hold.reached(first.directory), process)
     workers = {pid: title(pid) for pid in descendants(process.pid)}
     (victim,) = [pid for pid, name in workers.items() if f"ray::{first.directory.name}" in name]
     listening = ray_sockets(set(workers) | {process.pid})
     os.kill(victim, signal.SIGKILL)
     assert not first.finished
-    said = process.communicate(timeout=120)[0]
+    hold.release()
+    said = processes.ended(process)
     assert process.returncode == 0, said
     resumed = list((first.directory / "rho0.1-seed0").glob("events*"))
     assert len(resumed) == 2  # a second one was begun: the fleet went on from a checkpoint
     assert len(list((second.directory / "rho0.2-seed2").glob("events*"))) == 1
     assert_same([first, second], alone)
-    assert not gone(set(workers))
+    wait_until_gone(workers)
     assert all(place.rsplit(":", 1)[0] in ("127.0.0.1", "[::1]", "[::ffff:127.0.0.1]") for place in listening), (
         listening
     )
@@ -166,44 +130,44 @@ def ray_sockets(pids: set[int]) -> list[str]:
 
 
 def test_nothing_outlives_a_driver_that_is_killed(tmp_path):
-    process = driver(tmp_path)
-    wait_for(lambda: any(job.done_iterations for job in jobs_in(tmp_path)), process)
+    hold = Hold(tmp_path / "hold", iterations=1)
+    process = driver(tmp_path, "ray", hold)
+    until(lambda: any(hold.reached(job.directory) for job in jobs_in(tmp_path)), process)
     # all but two agents of Ray's own, which notice it in a minute and hold nothing
     workers = {pid for pid in descendants(process.pid) if "Agent" not in title(pid)}
     assert any("ray::probe" in title(pid) for pid in workers)
     process.kill()
-    process.communicate()
-    assert not {pid: title(pid) for pid in gone(workers)}
+    wait_until_gone(workers)
 
 
 def test_fleets_side_by_side_stopped_and_gone_on_with_give_the_same_numbers(alone, tmp_path):
-    process = driver(tmp_path, "local")
-    jobs = jobs_in(tmp_path)
-    wait_for(lambda: min(job.done_iterations for job in jobs) >= 10, process)  # both: they run at the same time
+    hold, jobs = Hold(tmp_path / "hold", iterations=6), jobs_in(tmp_path)
+    process = driver(tmp_path, "local", hold)
+    until(lambda: hold.reached(*(job.directory for job in jobs)), process)  # both: they run at the same time
     children = descendants(process.pid)
     process.terminate()
-    said = process.communicate(timeout=120)[0]
-    assert process.returncode == 1
+    said = processes.ended(process)
+    assert process.returncode == 1, said
     assert "2 fleets stopped and saved; go on with the same command" in said
-    assert not gone(children)
+    wait_until_gone(children)
     assert not any(job.finished for job in jobs)
     assert {json.loads((job.directory / "fleet.json").read_text())["sharing"] for job in jobs} == {2}
     assert {job.config.sharing for job in jobs_in(tmp_path)} == {1}  # whoever goes on with it may be alone
     again = driver(tmp_path, "local")
-    said = again.communicate(timeout=240)[0]
+    said = processes.ended(again)
     assert again.returncode == 0, said
     assert all(f"{job.directory.name}: probe/" in said for job in jobs)  # what each says is told under its name
     assert_same(jobs, alone)
 
 
 def test_fleets_side_by_side_do_not_outlive_a_launcher_that_is_killed(tmp_path):
-    process = driver(tmp_path, "local")
-    wait_for(lambda: any(job.done_iterations for job in jobs_in(tmp_path)), process)
+    hold = Hold(tmp_path / "hold", iterations=1)
+    process = driver(tmp_path, "local", hold)
+    until(lambda: hold.reached(*(job.directory for job in jobs_in(tmp_path))), process)
     children = descendants(process.pid)
     assert len(children) >= 4  # two fleets and their simulators
     process.kill()
-    process.communicate()
-    assert not {pid: title(pid) for pid in gone(children)}
+    wait_until_gone(children)
 
 
 def test_a_fleet_that_fails_beside_another_is_named(tmp_path, capsys):
@@ -242,7 +206,7 @@ def test_a_failing_fleet_does_not_keep_the_others_from_being_trained(tmp_path, m
         if job is jobs[0]:
             raise RuntimeError("NaN or infinity in rho0.1-seed0")
 
-    monkeypatch.setattr(launch, "work", broken)
+    monkeypatch.setattr(launchers, "work", broken)
     (failure,) = launchers.local(jobs, Resources(), tmp_path)
     assert failure.job is jobs[0]
     assert "fleet 2 of 2" in capsys.readouterr().err
@@ -251,23 +215,30 @@ def test_a_failing_fleet_does_not_keep_the_others_from_being_trained(tmp_path, m
 def test_submitit_gives_the_same_numbers_also_when_a_job_is_preempted(alone, tmp_path, monkeypatch):
     """By its local executor, which runs what Slurm would run. The first job is told to leave, and is queued again."""
     monkeypatch.setenv("JAX_DEFAULT_MATMUL_PRECISION", "highest")
-    monkeypatch.setenv("PYTHONPATH", fleets.python_path(ROOT))
-    jobs = jobs_in(tmp_path / "fleets")
+    pytest.importorskip("submitit")
+    hold, jobs = Hold(tmp_path / "hold", iterations=5), jobs_in(tmp_path / "fleets")
+    for name, value in hold.environment.items():
+        monkeypatch.setenv(name, value)
     gpus = int(jax.default_backend() == "gpu")  # where the others were trained: submitit hides what is not asked for
     sent = submit(jobs, Resources(cpus=1, gpus=gpus), tmp_path / "slurm", cluster="local")
-    end = time.monotonic() + 240
-    while jobs[0].done_iterations < 5 and time.monotonic() < end:
-        time.sleep(0.02)
-    assert not jobs[0].finished
-    (worker,) = [pid for pid in descendants(sent[0]._process.pid) if "_submit" in title(pid)]
-    os.kill(worker, signal.SIGUSR2)  # as Slurm does before it takes the machine away
-    for job in sent:
-        job.result()
+    try:
+        until(lambda: hold.reached(jobs[0].directory))
+        assert not jobs[0].finished
+        (worker,) = [pid for pid in descendants(sent[0]._process.pid) if "_submit" in title(pid)]
+        os.kill(worker, signal.SIGUSR2)  # as Slurm does before it takes the machine away
+        wait_until_gone([worker])
+        hold.release()
+        for job in sent:
+            job.result()
+    finally:
+        for job in sent:
+            processes.end(job._process)
     assert len(list((jobs[0].directory / "rho0.1-seed0").glob("events*"))) == 2
     assert_same(jobs, alone)
 
 
 def test_a_preempted_job_asks_for_the_same_work():
+    pytest.importorskip("submitit")
     (job, _) = jobs_in(Path("nowhere"))
     again = Work().checkpoint(job)
     assert isinstance(again.function, Work)
@@ -275,6 +246,7 @@ def test_a_preempted_job_asks_for_the_same_work():
 
 
 def test_slurm_needs_slurm(tmp_path, monkeypatch):
+    pytest.importorskip("submitit")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ValueError, match="finds no sbatch here"):
         submit(jobs_in(tmp_path), Resources(), tmp_path)

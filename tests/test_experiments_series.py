@@ -1,10 +1,10 @@
-"""Lagged correlation, one-step prediction and the moving-block bootstrap, against hand-computed values, numpy and scipy."""
+"""Lagged correlation, one-step prediction and moving-block bootstrap, against values by hand, numpy and scipy."""
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from sphere.report.series import Series, best_lag, lagged_correlations, moving_blocks, predict_one_step
+from sphere.report.predictors import Series, best_lag, lagged_correlations, moving_blocks, predict_one_step
 
 
 def series(name, values, step=None):

@@ -63,7 +63,7 @@ def extended(tmp_path_factory):
 def python(copy, *words):
     environment = {**os.environ, "PYTHONPATH": fleets.python_path(copy)}
     return subprocess.run(
-        [sys.executable, *words], cwd=copy, env=environment, capture_output=True, text=True, timeout=240, check=False
+        [sys.executable, *words], cwd=copy, env=environment, capture_output=True, text=True, check=False
     )
 
 

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 from sphere import envs
-from sphere.envs import assets, humanoidbench, humanoidbench_rewards
+from sphere.cli.main import main
+from sphere.cli.verify import GOLDEN
+from sphere.envs import assets, humanoidbench, humanoidbench_rewards, humanoidbench_verify
 from sphere.envs.humanoidbench import TASKS, HumanoidBench
 from sphere.envs.humanoidbench_rewards import Measured
 from sphere.envs.humanoidbench_verify import verify
 from sphere.envs.metaworld_origin import NoPictures
 
-SHARED = Path(__file__).parents[2] / "shared"
-ARCHIVE = SHARED / "data" / "humanoid_bench_assets.tar.xz"
-TRACES = SHARED / "golden" / "h1_traces.npz"
-
-golden = pytest.mark.skipif(not TRACES.exists(), reason=f"the recorded traces are not there: {TRACES}")
+ARCHIVE = Path(__file__).parents[2] / "shared" / "data" / "humanoid_bench_assets.tar.xz"
+TRACES = GOLDEN / "h1_traces.npz"
+pytestmark = pytest.mark.usefixtures("models_compiled_once")
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +59,13 @@ def test_listing_the_tasks_needs_neither_simulator_nor_files():
     assert out.split() == ["stand", "walk", "run", "pole", "slide", "stair", "False"]
 
 
-@golden
-def test_every_number_is_that_of_the_recorded_traces(models):
-    rows = verify(TRACES)
+@pytest.fixture(scope="module")
+def rows(models):
+    """The recorded traces, replayed."""
+    return verify(TRACES)
+
+
+def test_every_number_is_that_of_the_recorded_traces(rows):
     with np.load(TRACES) as file:
         steps = {task: sum(file[f"{task}/{i}/reward"].size for i in range(3)) for task in TASKS}
     assert [(row.task, row.episodes, row.steps) for row in rows] == [(task, 3, steps[task]) for task in TASKS]
@@ -70,6 +74,15 @@ def test_every_number_is_that_of_the_recorded_traces(models):
         assert row.observation <= 1e-9
         assert row.reward <= 1e-9
         assert (row.terminations, row.bar) == (0, 0)
+
+
+def test_verify_humanoidbench_has_the_recorded_traces_with_it(rows, monkeypatch, capsys):
+    monkeypatch.setattr(humanoidbench_verify, "verify", {TRACES: rows}.__getitem__)
+    assert main(["verify", "humanoidbench"]) == 0
+    said = capsys.readouterr().out
+    assert [line.split()[:2] for line in said.splitlines()[1 : 1 + len(TASKS)]] == [[task, "3"] for task in TASKS]
+    assert "all at most 1e-9, ends equal" in said
+    assert "NOT all" not in said
 
 
 @pytest.fixture

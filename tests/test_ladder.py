@@ -12,17 +12,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sphere import envs
-from sphere.algos import ppo
-from sphere.algos.ppo import Hyper, PPOConfig
+from sphere.algos import fleet as rows
+from sphere.algos.learner import Clock
+from sphere.algos.ppo import PPO
+from sphere.algos.source import Wanted
 from sphere.envs.probes import PROBES, optimal_action, optimal_value
-from sphere.envs.source import Collector
+from sphere.envs.source import Environments
 from sphere.nets import NetConfig
 
 GAMMA = 0.8  # V = 5 at the time limit and 3.36, 2.95, 2.44, 1.8, 1 before the termination: far apart
 SEEDS = (0, 1)
 
-CONFIG = PPOConfig(
+CONFIG = PPO(
     num_envs=16,
     rollout_steps=16,
     batch_size=64,
@@ -36,13 +37,13 @@ CONFIG = PPOConfig(
 def configuration(kind):
     """The dense actor as PPO has it; mixtures with SPHERE."""
     actor = dataclasses.replace(CONFIG.actor, kind=kind)
-    return dataclasses.replace(CONFIG, actor=actor, penalty=None if kind == "mlp" else CONFIG.penalty)
+    return dataclasses.replace(CONFIG, actor=actor, methods=() if kind == "mlp" else CONFIG.methods)
 
 
-def fresh(config, obs_size, act_size):
+def fresh(config, spec, numbers):
     """LeCun-normal networks by numpy: the package's own take longer to compile than these tasks to learn."""
     seeds = jnp.arange(len(SEEDS), dtype=jnp.uint32)
-    shapes = eqx.filter_eval_shape(lambda: ppo.init_fleet(config, obs_size, act_size, seeds))
+    shapes = eqx.filter_eval_shape(lambda: rows.init(config, spec, seeds, numbers))
     rng = np.random.default_rng(0)
 
     def fill(path, leaf):
@@ -54,21 +55,26 @@ def fresh(config, obs_size, act_size):
     return jax.tree_util.tree_map_with_path(fill, shapes)
 
 
-def train(task, kind, iterations=30, rate=1e-2, rho=0.1, spoil=lambda rollout: rollout):
+def train(task, kind, iterations=30, rate=1e-2, rho=0.1, spoil=lambda data: data):
     """Runs with two seeds, together; `spoil` changes what is learned from."""
     config = configuration(kind)
     runs = len(SEEDS)
     seeds = jnp.asarray(np.array(SEEDS, np.uint32))
-    hyper = Hyper(*(jnp.full(runs, number, jnp.float32) for number in (rho, rate, rate / 10)))
-    with envs.make(f"probe/{task}", num_envs=config.num_envs, seed=SEEDS, workers=0) as pool:
-        collector = Collector(pool, np.asarray(seeds), None)
-        collector.see(pool.reset()[0])
-        state = fresh(config, pool.single_observation_space.shape[0], pool.single_action_space.shape[0])
+    of_runs = config.numbers | {"rho": rho, "learning_rate": rate, "final_learning_rate": rate / 10}
+    numbers = {name: jnp.full(runs, number, jnp.float32) for name, number in of_runs.items()}
+    (source,) = Environments(workers=0).open(Wanted((f"probe/{task}",), config.rollout, 1, 0), [SEEDS])
+    try:
+        source.enter(f"probe/{task}", None)
+        state = fresh(config, source.spec, numbers)
         for i in range(iterations):
-            rollout, _ = collector.collect(state.actor, config.rollout_steps, i * config.rollout_steps)
-            progress = np.float32((i + 1) / iterations)
-            state, metrics = ppo.update_fleet(config, state, hyper, spoil(rollout), seeds, np.int32(i), progress)
-            assert np.asarray(metrics.finite).all()
+            actor = config.policy(state)
+            data, _ = source.collect(actor, i * config.rollout_steps)
+            clock = Clock(np.int32(i), np.float32((i + 1) / iterations))
+            data = spoil(rows.annotated(config, actor, data))
+            state, metrics = rows.update(config, state, numbers, data, seeds, clock)
+            assert np.asarray(metrics["finite"]).all()
+    finally:
+        source.close()
     return state
 
 
@@ -86,8 +92,8 @@ def states(task):
 
 def answers(state, obs):
     """Values [run, n] and mean actions [run, n, act] of the trained runs."""
-    value = eqx.filter_vmap(lambda critic: critic(jnp.asarray(obs))[0])(state.critic)
-    action = ppo.mean_fleet(state.actor, jnp.broadcast_to(jnp.asarray(obs), (len(SEEDS), *obs.shape)))
+    value = eqx.filter_vmap(lambda critic: critic(jnp.asarray(obs))[0])(state.nets["critic"])
+    action = rows.act(state.nets["actor"], jnp.broadcast_to(jnp.asarray(obs), (len(SEEDS), *obs.shape)))
     return np.asarray(value), np.asarray(action)
 
 
@@ -123,12 +129,12 @@ def test_every_mixture_learns_actions_that_depend_on_what_it_sees(kind):
 
 def test_the_ladder_tells_a_time_limit_from_a_termination():
     """A learner that takes every end of an episode for a termination is found out: it does not see the value 5."""
-    state = train("time-limit", "mlp", spoil=lambda rollout: rollout._replace(terminated=rollout.done))
+    state = train("time-limit", "mlp", spoil=lambda data: data | {"terminated": data["done"]})
     value, _ = answers(state, states("time-limit"))
     assert (value < 4).all()
 
 
 def test_the_ladder_tells_actions_from_noise():
     """A learner whose rewards are those of another moment does not find the action."""
-    state = train("observed-action", "mlp", spoil=lambda rollout: rollout._replace(reward=rollout.reward[:, ::-1]))
+    state = train("observed-action", "mlp", spoil=lambda data: data | {"reward": data["reward"][:, ::-1]})
     assert action_errors("observed-action", state).mean() > 0.1

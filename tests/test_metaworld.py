@@ -12,6 +12,7 @@ from sphere.envs.metaworld import MetaWorld
 from sphere.envs.metaworld_origin import NoPictures
 from sphere.envs.metaworld_verify import ENVS, EPISODE, Row, verify
 
+pytestmark = pytest.mark.usefixtures("models_compiled_once")
 ORDER = "hammer push-wall faucet-close push-back stick-pull handle-press-side push shelf-place window-close"
 
 

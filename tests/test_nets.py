@@ -33,13 +33,13 @@ pytestmark = pytest.mark.usefixtures("x64")
 def test_forward_equals_plain_numpy(kind, activation, layer_norm):
     net = network(kind, activation=activation, layer_norm=layer_norm, temperature=0.7, compute="grouped")
     x = states()
-    output, trace, blocks = eqx.filter_jit(lambda net, x: (*net(x), feature_blocks(net(x)[1])))(net, x)
+    output, trace, blocks = eqx.filter_jit(lambda net, x: (*net(x), feature_blocks(net(x)[1].mixtures[0])))(net, x)
     want, phi = np_forward(kind, net, x)
     np.testing.assert_allclose(output, want, atol=1e-12)
     np.testing.assert_allclose(blocks, phi, atol=1e-12)
     if kind != "mlp":
-        np.testing.assert_allclose(trace.routing.gate, np_gate(kind, net, np.asarray(x)), atol=1e-12)
-        np.testing.assert_array_equal(trace.routing.chosen, trace.routing.gate > 0)
+        np.testing.assert_allclose(trace.mixtures[0].routing.gate, np_gate(kind, net, np.asarray(x)), atol=1e-12)
+        np.testing.assert_array_equal(trace.mixtures[0].routing.chosen, trace.mixtures[0].routing.gate > 0)
 
 
 @pytest.mark.parametrize(("kind", "n"), [("top-k", 1), ("top-k", 20), *((kind, 33) for kind in MIXTURES)])
@@ -51,7 +51,7 @@ def test_grouped_equals_dense_in_outputs_gradients_and_phi(kind, n):
 
         def loss(net):
             output, trace = net(x)
-            return jnp.sum(jnp.sin(output)) + jnp.sum(jnp.square(feature_blocks(trace))), output
+            return jnp.sum(jnp.sin(output)) + jnp.sum(jnp.square(feature_blocks(trace.mixtures[0]))), output
 
         (_, output), grads = eqx.filter_jit(eqx.filter_value_and_grad(loss, has_aux=True))(net)
         results[compute] = (output, jax.tree.leaves(grads))
@@ -80,7 +80,7 @@ def test_ties_choose_exactly_k_by_index():
     net = network("top-k")
     level = eqx.tree_at(lambda m: (m.router.gate.head.kernel, m.router.gate.head.bias), net, replace_fn=jnp.zeros_like)
     for compute in ("dense", "grouped"):
-        routing = forward(level.with_compute(compute), states())[1].routing
+        routing = forward(level.with_compute(compute), states())[1].mixtures[0].routing
         np.testing.assert_array_equal(routing.chosen, np.arange(5)[None] < np.full((20, 1), 2))
         np.testing.assert_allclose(routing.gate[:, :2], 0.5)
 
@@ -182,7 +182,9 @@ def test_heads():
     values, traces = twin(x, action)
     joint = jnp.concatenate([x, action], axis=1)
     np.testing.assert_array_equal(values, jnp.stack([twin.first(joint)[0][:, 0], twin.second(joint)[0][:, 0]]))
-    assert len(traces) == 2
+    assert list(traces) == list(twin.trunks) == ["first", "second"]
+    assert twin.input_shape == (OBS + ACT,)
+    assert actor.input_shape == (OBS,)
     assert not np.allclose(values[0], values[1])
 
 
@@ -232,7 +234,7 @@ def test_wrong_number_of_taps_is_refused():
 def test_a_sharp_gate_chooses_by_its_logits():
     """Probabilities of all but one expert may be zero in float32, and say nothing about which are the next."""
     net = network("deepseek", temperature=1e-3)
-    routing = net(states(64))[1].routing
+    routing = net(states(64))[1].mixtures[0].routing
     chosen, logits = np.asarray(routing.chosen), np.asarray(routing.logits)
     best = np.argsort(-logits, axis=1)[:, : net.router.top_k]
     want = np.zeros_like(chosen)

@@ -40,7 +40,7 @@ def test_batched_evaluation_gives_the_same_numbers(kind):
 
 def test_a_last_batch_that_a_network_would_compute_in_another_form():
     net, x = network("top-k", experts=10, width=256, depth=1, compute="auto"), states(300)
-    forms = {net(x[:count])[1].aligned for count in (128, 44)}
+    forms = {net(x[:count])[1].mixtures[0].aligned for count in (128, 44)}
     if jax.default_backend() == "cpu":
         assert len(forms) == 2
     whole = eqx.filter_jit(ntk.gram)(net, x)
@@ -68,7 +68,7 @@ def test_kronecker_factors_rebuild_the_expert_share(compute):
     """K_l = sum_e (phi_ie . phi_je + h_ie h_je) (psi_ie . psi_je): Eq. moe-exact-same-layer seen from the samples."""
     net, x = network("top-k", compute=compute), states()
     factors = eqx.filter_jit(ntk.kronecker_factors)(net, x)
-    gate = np.asarray(eqx.filter_jit(net)(x)[1].routing.gate)
+    gate = np.asarray(eqx.filter_jit(net)(x)[1].mixtures[0].routing.gate)
     total = np.zeros((20, 20))
     for phi, psi in factors:
         inner = np.einsum("neh,meh->enm", phi, phi) + np.einsum("ne,me->enm", gate, gate)
@@ -101,7 +101,7 @@ def test_factors_of_a_head_are_its_trunks():
 @pytest.mark.parametrize("function", [ntk.factors, ntk.kronecker_factors])
 def test_a_pair_has_no_factors_of_its_own(function):
     twin = TwinQ(lambda key: build(config("mlp"), OBS, 1, key=key), key=jax.random.key(0))
-    with pytest.raises(TypeError, match=r"pass net\.first or net\.second"):
+    with pytest.raises(TypeError, match=r"pass net\.trunks\['first'\] or net\.trunks\['second'\]"):
         function(twin, states())
 
 

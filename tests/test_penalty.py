@@ -1,7 +1,6 @@
 """The penalty against the materialised Gram matrix, its routes against each other, its variants against formed matrices."""
 
 from functools import partial
-from types import SimpleNamespace
 
 import equinox as eqx
 import jax
@@ -15,10 +14,11 @@ from networks import forward, network, np_forward, states
 import sphere
 from sphere import ntk
 from sphere import penalty as penalties
+from sphere.coefficient import penalised_value_and_grad
 from sphere.methods.method import Look
 from sphere.methods.sphere import Sphere
 from sphere.nets import expert_signals
-from sphere.penalty import Gram, penalised_value_and_grad, routed_gram, scale_free
+from sphere.penalty import Gram, routed_gram, scale_free
 from sphere.variants import ALL_EXPERTS, VARIANTS, PenaltyConfig, gradient_blocks, penalty, terms
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -161,7 +161,7 @@ def numeric_expert_signal(net, x, step=1e-6):
     """d m_e / d z_e at the last hidden pre-activation, by moving its bias: one expert, one unit at a time."""
     experts, width = net.experts.hidden[-1].bias.shape
     psi = np.zeros((len(x), experts, width))
-    outputs = eqx.filter_jit(lambda net: jnp.sum(net(x)[1].expert_output, axis=2))
+    outputs = eqx.filter_jit(lambda net: jnp.sum(net(x)[1].mixtures[0].expert_output, axis=2))
     for unit in range(width):  # experts do not see each other: the same unit of all of them at once
 
         def moved(sign, unit=unit):
@@ -179,7 +179,7 @@ def numeric_expert_signal(net, x, step=1e-6):
 def case():
     with jax.enable_x64(True):
         net, x = network("top-k", width=4, experts=3, compute="dense"), states(12)
-        trace = forward(net, x)[1]
+        trace = forward(net, x)[1].mixtures[0]
         phi = [np.asarray(trace.weight)[:, :, None] * np.asarray(h) for h in trace.hidden]
         return net, x, trace, phi, numeric_expert_signal(net, x)
 
@@ -348,14 +348,14 @@ def test_in_training_each_term_is_felt_as_rho_says(variant, weight):
     def function(params):
         net = eqx.combine(params, static)
         output, trace = net(x)
-        look = Look("actor", SimpleNamespace(trunk=net), net, x, trace, None, lambda params: params)
+        look = Look("actor", net, net, x, trace, None, lambda params: params)
         return jnp.mean(jnp.sin(output)), look, None
 
     def part(params, i):
         look = function(params)[1]
         return terms(config, look.raw, x, look.trace)[i]
 
-    values, got = jax.jit(Sphere(config).gradient("actor", function))(params, 0.1)
+    values, got = jax.jit(Sphere(**vars(config)).gradient("actor", function))(params, 0.1)
     task = jax.jit(jax.grad(lambda params: function(params)[0]))(params)
     parts = [jax.jit(jax.grad(part), static_argnums=1)(params, i) for i in range(2)]
     want, length = task, float(penalties.global_norm(task))
@@ -478,7 +478,7 @@ def test_variants_that_do_not_apply_are_refused():
             penalty(PenaltyConfig(variant=variant), sparse, x, trace)
     choosy = network("expert-choice", compute="grouped")
     trace = forward(choosy, x)[1]
-    assert trace.aligned  # slot e is expert e, but only the chosen ones were computed
+    assert trace.mixtures[0].aligned  # slot e is expert e, but only the chosen ones were computed
     for variant in ALL_EXPERTS:
         with pytest.raises(ValueError, match="compute='dense'"):
             penalty(PenaltyConfig(variant=variant), choosy, x, trace)

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers.vector import ClipReward, DictInfoToList
-from walk import HORIZON, Spy, Walk, children, draw, play
+from processes import children
+from walk import HORIZON, Spy, Walk, draw, play
 
 from sphere import envs
 from sphere.envs import pool as pool_module

@@ -6,13 +6,15 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import numpy as np
+import processes
 import pytest
-from walk import Walk, alive, children, gone, play
+from processes import PATIENCE, alive, children, wait_until_gone
+from walk import TROUBLED, Walk, play
 
+from sphere.envs import worker as worker_module
 from sphere.envs.pool import Pool, WorkerError
 
 
@@ -20,8 +22,15 @@ from sphere.envs.pool import Pool, WorkerError
 def no_orphans():
     before = children(os.getpid())
     yield
+    processes.end_all()
     gc.collect()
     assert children(os.getpid()) <= before
+
+
+@pytest.fixture
+def patient(monkeypatch):
+    """Who leaves is waited for, however long that takes on a busy machine: none is killed on the way out."""
+    monkeypatch.setattr(worker_module, "GRACE", PATIENCE)
 
 
 @pytest.fixture
@@ -44,14 +53,17 @@ def pool():
         ("hang", ["worker 0 of 2", "has not answered 'step' for 0.7 s and was killed", "raise timeout"]),
     ],
 )
-def test_a_failing_worker_is_a_clean_error(trouble, sentences):
-    pool = Pool(Walk, "walk", 6, workers=2, settings={"trouble": trouble}, timeout=30)
+def test_a_failing_worker_is_a_clean_error(trouble, sentences, request):
+    if trouble != "hang":  # there the other one never leaves by itself
+        request.getfixturevalue("patient")
+    pool = Pool(Walk, "walk", 6, workers=2, settings={"trouble": trouble}, timeout=PATIENCE)
     workers = [worker.process for worker in pool._workers]
     pool.reset()
-    for worker in pool._workers:
-        worker.timeout = 0.7 if trouble == "hang" else 30
+    list(play(pool, TROUBLED - 1))
+    if trouble == "hang":  # only now: no answer will come, so this time passes in any case
+        pool._workers[0].timeout = 0.7
     with pytest.raises(WorkerError) as error:
-        list(play(pool))
+        pool.step(np.zeros(pool.action_space.shape))
     assert all(sentence in str(error.value) for sentence in sentences)
     assert ("in step" in str(error.value)) == (trouble == "step")  # the traceback names file and line
     assert pool.closed
@@ -62,17 +74,13 @@ def test_a_failing_worker_is_a_clean_error(trouble, sentences):
 
 def test_a_failure_is_seen_also_by_a_learner_that_looks_late():
     """A worker must not try a failed step again: the second time it may succeed, and nobody would know."""
-    pool = Pool(Walk, "walk", 6, workers=2, settings={"trouble": "step"}, timeout=30)
+    pool = Pool(Walk, "walk", 6, workers=2, settings={"trouble": "step"}, timeout=PATIENCE)
     pool.reset()
-
-    def late():
-        for _ in range(5):
-            pool.step_async(np.zeros(pool.action_space.shape))
-            time.sleep(0.1)
-            pool.step_wait()
-
+    list(play(pool, TROUBLED - 1))
+    pool.step_async(np.zeros(pool.action_space.shape))
+    wait_until_gone(worker.process.pid for worker in pool._workers)  # it leaves once it has failed
     with pytest.raises(WorkerError, match="worker 0 of 2"):
-        late()
+        pool.step_wait()
 
 
 def test_a_failing_start_leaves_no_process():
@@ -89,7 +97,7 @@ def test_a_failure_in_this_process_is_itself_and_closes_the_pool():
 
 
 @pytest.mark.parametrize("during_step", [False, True])
-def test_a_killed_worker_is_named(during_step):
+def test_a_killed_worker_is_named(during_step, patient):
     with Pool(Walk, "walk", 4, workers=2) as pool:
         pool.reset()
         if during_step:
@@ -102,7 +110,7 @@ def test_a_killed_worker_is_named(during_step):
         assert pool.closed
 
 
-def test_closing_twice_by_with_and_by_collection():
+def test_closing_twice_by_with_and_by_collection(patient):
     with Pool(Walk, "walk", 2, workers=1) as pool:
         inside = pool._workers[0].process
         pool.step_async(pool.reset()[0][:, :1])  # closing does not wait for the answer
@@ -113,43 +121,23 @@ def test_closing_twice_by_with_and_by_collection():
     assert forgotten.returncode == 0
 
 
-LEARNERS = []
-
-
-@pytest.fixture(autouse=True)
-def no_learner_outlives_its_test():
-    """Also not one whose test failed: it would step for ever beside all other tests."""
-    yield
-    while LEARNERS:
-        learner = LEARNERS.pop()
-        learner.kill()
-        learner.communicate()
-
-
-def script(body, tmp_path, **options):
+def script(body, tmp_path, trouble="none"):
     """A learner, without any `if __name__`, that says the ids of its two workers, then does `body`."""
     text = f"""
-        import os, signal, sys, time
+        import os, signal, sys
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit "ignore"
         sys.path.insert(0, {str(Path(__file__).parent)!r})
         import numpy as np
         from walk import Walk
         from sphere.envs.pool import Pool
-        pool = Pool(Walk, "walk", 4, workers=2, settings={{"trouble": sys.argv[1]}})
+        pool = Pool(Walk, "walk", 4, workers=2, settings={{"trouble": sys.argv[1], "sign": sys.argv[2]}})
         pool.reset()
         print(*[worker.process.pid for worker in pool._workers], flush=True)
     """
     path = tmp_path / "learner.py"
     path.write_text(textwrap.dedent(text) + textwrap.dedent(body))
-    trouble = options.pop("trouble", "none")
-    learner = subprocess.Popen(
-        [sys.executable, "-W", "ignore", str(path), trouble],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **options,
-    )
-    LEARNERS.append(learner)
+    words = [sys.executable, "-W", "ignore", str(path), trouble, str(tmp_path / "sign")]
+    learner = processes.start(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert learner.stdout is not None
     pids = [int(word) for word in learner.stdout.readline().split()]
     assert len(pids) == 2
@@ -159,24 +147,20 @@ def script(body, tmp_path, **options):
 @pytest.mark.parametrize("trouble", ["none", "hang"])
 def test_workers_leave_when_the_learner_is_killed(trouble, tmp_path):
     body = "while True:\n    pool.step(np.zeros((4, 1)))\n"
-    learner, pids = script(body, tmp_path, trouble=trouble)
-    time.sleep(0.3)  # steps are under way, or hang
+    learner, pids = script(body, tmp_path, trouble)
+    processes.until((tmp_path / "sign").exists, learner)  # steps are under way, or hang
     assert all(map(alive, pids))
     learner.kill()
     learner.wait()
-    try:
-        assert gone(pids, within=2)
-    finally:
-        for pid in filter(alive, pids):
-            os.kill(pid, signal.SIGKILL)
+    wait_until_gone(pids)
     assert learner.communicate() == ("", "")
 
 
 def test_a_learner_may_exit_without_closing(tmp_path):
     learner, pids = script("pool.step_async(np.zeros((4, 1)))\n", tmp_path)
-    assert learner.communicate(timeout=10) == ("", "")
+    assert learner.communicate(timeout=PATIENCE) == ("", "")
     assert learner.returncode == 0
-    assert gone(pids, within=0.5)
+    wait_until_gone(pids)
 
 
 def test_a_forked_copy_of_the_learner_leaves_the_workers_alone(tmp_path):
@@ -194,26 +178,26 @@ def test_a_forked_copy_of_the_learner_leaves_the_workers_alone(tmp_path):
         print("closed")
     """
     learner, pids = script(body, tmp_path)
-    out, err = learner.communicate(timeout=10)
+    out, err = learner.communicate(timeout=PATIENCE)
     assert out.splitlines() == [
         "step came to a pool that belongs to the process that made it; make a new one",
         "closed",
     ]
     assert err == ""
-    assert gone(pids, within=0.5)
+    wait_until_gone(pids)
 
 
 def test_ctrl_c_is_heard_by_the_learner_alone(tmp_path):
     body = "while True:\n    pool.step(np.zeros((4, 1)))\n"
-    learner, pids = script(body, tmp_path, process_group=0)
-    time.sleep(0.2)
-    os.killpg(learner.pid, signal.SIGINT)
-    for pid in pids:
+    learner, pids = script(body, tmp_path)
+    processes.until((tmp_path / "sign").exists, learner)  # steps are under way
+    for pid in pids:  # while it lives, so do they
         os.kill(pid, signal.SIGINT)
-    _, err = learner.communicate(timeout=10)
+    os.killpg(learner.pid, signal.SIGINT)
+    _, err = learner.communicate(timeout=PATIENCE)
     assert err.count("Traceback") == 1
     assert err.rstrip().endswith("KeyboardInterrupt")
-    assert gone(pids, within=0.5)
+    wait_until_gone(pids)
 
 
 def test_misuse_is_answered_by_sentences(pool):

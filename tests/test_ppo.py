@@ -2,7 +2,6 @@
 
 import dataclasses
 from functools import partial
-from pathlib import Path
 
 import equinox as eqx
 import jax
@@ -10,23 +9,25 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sphere import envs
+from sphere.algos import fleet as rows
 from sphere.algos import ppo
-from sphere.algos.losses import LARGEST_LOG_RATIO
-from sphere.algos.ppo import Batch, Hyper, Metrics, PPOConfig, Rollout
+from sphere.algos.learner import Clock, DataSpec
+from sphere.algos.ppo import PPO, Metrics
+from sphere.algos.ppo_equations import LARGEST_LOG_RATIO, Batch, Rollout, actor_loss, adapt_rate, gae, prepare
+from sphere.algos.source import Wanted
 from sphere.cli.replay import verify_update
-from sphere.envs.source import Collector, Statistics
+from sphere.cli.verify import GOLDEN
+from sphere.envs.source import Environments
+from sphere.envs.statistics import Statistics
+from sphere.methods import Sphere
 from sphere.nets import NetConfig
-from sphere.variants import PenaltyConfig
 
-GOLDEN = Path(__file__).parents[2] / "shared" / "golden" / "ppo_update.npz"
+RECORDED = GOLDEN / "ppo_update.npz"
 OBS, ACT = 7, 3
-
-golden = pytest.mark.skipif(not GOLDEN.exists(), reason=f"the recorded updates are not there: {GOLDEN}")
 
 # Small, and few: most of the time of this file goes into compiling these programs.
 TINY = NetConfig(kind="mlp", width=8, depth=1)
-CONFIG = PPOConfig(
+CONFIG = PPO(
     num_envs=4,
     rollout_steps=16,
     batch_size=16,
@@ -34,13 +35,18 @@ CONFIG = PPOConfig(
     actor=NetConfig(kind="top-k", width=16, depth=2, experts=4, top_k=2),
     critic=NetConfig(kind="mlp", width=16, depth=2),
 )
-PLAIN = dataclasses.replace(CONFIG, penalty=None)
+PLAIN = dataclasses.replace(CONFIG, methods=())
+
+
+def fresh(config, seeds, obs_size=OBS, act_size=ACT):
+    numbers = {name: jnp.full(len(seeds), value, jnp.float32) for name, value in config.numbers.items()}
+    return rows.init(config, DataSpec((obs_size,), act_size), seeds, numbers)
 
 
 def filled(config, obs_size=OBS, act_size=ACT, runs=None, seed=0):
     """A state with random networks and fresh moments, by numpy: nothing to compile. With `runs`, of a fleet."""
     seeds = jnp.arange(runs or 1, dtype=jnp.uint32)
-    shapes = eqx.filter_eval_shape(lambda: ppo.init_fleet(config, obs_size, act_size, seeds))
+    shapes = eqx.filter_eval_shape(lambda: fresh(config, seeds, obs_size, act_size))
     rng = np.random.default_rng(seed)
 
     def fill(path, leaf):
@@ -78,14 +84,16 @@ def experience(config, runs, obs_size=OBS, act_size=ACT, seed=1):
 
 def hyper(rho, rate=3e-4, final=1e-4):
     rho = np.asarray(rho, np.float32)
-    return Hyper(jnp.asarray(rho), jnp.full(rho.shape, rate, jnp.float32), jnp.full(rho.shape, final, jnp.float32))
+    rates = {"learning_rate": rate, "final_learning_rate": final}
+    return {"rho": jnp.asarray(rho)} | {name: jnp.full(rho.shape, one, jnp.float32) for name, one in rates.items()}
 
 
 def updated(config, state, numbers, rollout, seeds):
     """One update of a fleet; the state is copied first, since the update takes its buffers."""
     state = jax.tree.map(jnp.copy, state)
     seeds = jnp.asarray(np.asarray(seeds, np.uint32))
-    return jax.device_get(ppo.update_fleet(config, state, numbers, rollout, seeds, np.int32(0), np.float32(0.25)))
+    clock = Clock(np.int32(0), np.float32(0.25))
+    return jax.device_get(rows.update(config, state, numbers, rollout._asdict(), seeds, clock))
 
 
 def run(tree, index):
@@ -103,20 +111,20 @@ def assert_close(found, want):
     gradients. Eight minibatches at rate 1e-3 move a parameter by up to 8e-3, so a run with another's numbers is far off."""
     for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(found[0]), jax.tree.leaves(want[0]), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5, err_msg=jax.tree_util.keystr(path))
-    for name, a, b in zip(Metrics._fields, found[1], want[1], strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5, err_msg=name)
+    for name in Metrics._fields:
+        np.testing.assert_allclose(found[1][name], want[1][name], rtol=1e-4, atol=1e-5, err_msg=name)
 
 
 @eqx.filter_jit
 def loss_and_gradient(actor, batch):
-    return eqx.filter_value_and_grad(lambda actor: ppo.actor_loss(PLAIN, actor, batch)[0])(actor)
+    return eqx.filter_value_and_grad(lambda actor: actor_loss(actor, batch, PLAIN.clip)[0])(actor)
 
 
 @pytest.mark.parametrize("advantage", [-1.0, 1.0])
 @pytest.mark.parametrize("distance", [5.0, 30.0, 500.0])
 def test_a_policy_far_from_the_one_that_acted_makes_no_infinities(distance, advantage):
     """By the formula where float32 holds it; beyond, a sample whose ratio is astronomic has a loss but no gradient."""
-    actor = filled(PLAIN).actor
+    actor = filled(PLAIN).nets["actor"]
     obs, action = jnp.ones((2, OBS)), jnp.zeros((2, ACT))
     now = actor(obs)[0].log_prob(action)
     batch = Batch(obs, action, now - jnp.array([distance, 0.0]), jnp.array([advantage, -advantage]), jnp.zeros(2))
@@ -131,19 +139,17 @@ def test_a_policy_far_from_the_one_that_acted_makes_no_infinities(distance, adva
 # Recorded updates of the released code --------------------------------------------------------------------------------
 
 
-@golden
 def test_every_recorded_update_is_reproduced():
-    found = verify_update(GOLDEN)
+    found = verify_update(RECORDED)
     assert [f"{d.case}/{d.name}: {d.found:.2g} > {d.target:.2g}" for d in found if not d.passed] == []
-    with np.load(GOLDEN) as file:
+    with np.load(RECORDED) as file:
         results = {key for key in file.files if "_after/" in key or key.endswith(("_loss", "mean_before"))}
         results -= {key for key in file.files if key.startswith("none/") and key.endswith("sphere_loss")}
     assert results == {f"{d.case}/{d.name}" for d in found}  # nothing recorded is passed over
 
 
-@golden
 def test_a_single_wrong_parameter_is_found(tmp_path):
-    with np.load(GOLDEN) as file:
+    with np.load(RECORDED) as file:
         arrays = {key: file[key] for key in file.files if key.startswith("none/")}
     name = "actor_after/experts/layer2/kernel"
     arrays[f"none/{name}"] = arrays[f"none/{name}"].copy()
@@ -262,7 +268,7 @@ def random_batches(rng, number, n, state, drift=0.2):
     for _ in range(number):
         obs = rng.normal(size=(n, OBS)).astype(np.float32)
         action = rng.normal(size=(n, ACT)).astype(np.float32)
-        log_prob = np.asarray(state.actor(jnp.asarray(obs))[0].log_prob(jnp.asarray(action)))
+        log_prob = np.asarray(state.nets["actor"](jnp.asarray(obs))[0].log_prob(jnp.asarray(action)))
         log_prob = (log_prob + drift * rng.normal(size=n)).astype(np.float32)
         advantage, returns = (3 * rng.normal(size=(2, n)) + 1).astype(np.float32)
         yield on_device(Batch(obs, action, log_prob, advantage, returns))
@@ -273,17 +279,17 @@ def test_three_minibatches_equal_the_equations():
     rho, rate, n = 0.3, 3e-4, 32
     net = NetConfig(kind="top-k", width=6, depth=2, experts=3, top_k=3)
     critic = NetConfig(kind="mlp", width=6, depth=2)
-    config = PPOConfig(num_envs=1, rollout_steps=n, batch_size=n, actor=net, critic=critic)
+    config = PPO(num_envs=1, rollout_steps=n, batch_size=n, actor=net, critic=critic)
     state = filled(config)
     batches = list(random_batches(np.random.default_rng(3), 3, n, state))
     step = jax.jit(partial(ppo.minibatch, config))
-    trunk = state.actor.trunk
+    trunk = state.nets["actor"].trunk
     actor = {
         "gate": plain_layers(trunk.router.gate),
         "experts": [plain_layers(trunk.experts, e) for e in range(3)],
         "log_std": np.zeros(ACT),
     }
-    value = plain_layers(state.critic.trunk)
+    value = plain_layers(state.nets["critic"].trunk)
     with jax.enable_x64(True):
         task = jax.jit(jax.value_and_grad(lambda p, b: plain_losses(p, b)[::2], has_aux=True))
         extra = jax.jit(jax.value_and_grad(lambda p, b: plain_losses(p, b)[1]))
@@ -319,13 +325,13 @@ def test_three_minibatches_equal_the_equations():
         actor = actor_adam.step(actor, grad, rate)
         value = critic_adam.step(value, value_grad, rate)
     assert any(clipped)  # else the clip was not tested
-    trunk = state.actor.trunk
+    trunk = state.nets["actor"].trunk
     found = {
         "gate": plain_layers(trunk.router.gate),
         "experts": [plain_layers(trunk.experts, e) for e in range(3)],
-        "log_std": np.asarray(state.actor.log_std, np.float64),
+        "log_std": np.asarray(state.nets["actor"].log_std, np.float64),
     }
-    found_leaves = jax.tree.leaves((found, plain_layers(state.critic.trunk)))
+    found_leaves = jax.tree.leaves((found, plain_layers(state.nets["critic"].trunk)))
     for a, b in zip(found_leaves, jax.tree.leaves((actor, value)), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=2e-6)
 
@@ -340,25 +346,30 @@ def test_gae_equals_the_textbook_double_sum():
     d, lam = 0.97 * (rng.random(time) > 0.2), 0.9 * (rng.random(time) > 0.3)
     delta = r + d * next_v - v
     want = [sum(np.prod((lam * d)[t:k]) * delta[k] for k in range(t, time)) for t in range(time)]
-    found = ppo.gae(*(jnp.asarray(x, jnp.float32) for x in (r, d, v, next_v, lam)))
+    found = gae(*(jnp.asarray(x, jnp.float32) for x in (r, d, v, next_v, lam)))
     np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)
 
 
 def small(**settings):
-    shape = {"num_envs": 3, "rollout_steps": 3, "batch_size": 3, "actor": TINY, "critic": TINY, "penalty": None}
-    return PPOConfig(**{**shape, **settings})
+    shape = {"num_envs": 3, "rollout_steps": 3, "batch_size": 3, "actor": TINY, "critic": TINY, "methods": ()}
+    return PPO(**{**shape, **settings})
+
+
+def with_methods(config, *methods):
+    """The same settings with these methods and no others."""
+    return dataclasses.replace(config, methods=methods)
 
 
 def test_a_time_limit_is_bootstrapped_and_a_termination_is_not():
     """Three steps with rewards 1, 2, 3 under a critic that says 2 everywhere; the middle step ends the episode."""
     config = small(gamma=0.9, gae_lambda=0.8)
     state = jax.tree.map(jnp.zeros_like, filled(config, 1, 1))
-    state = eqx.tree_at(lambda s: s.critic.trunk.head.bias, state, jnp.array([2.0]))
+    state = eqx.tree_at(lambda s: s.nets["critic"].trunk.head.bias, state, jnp.array([2.0]))
     done = np.array([[False] * 3, [False, True, True], [False] * 3])
     terminated = done & np.array([False, False, True])[None]
     zeros, reward = np.zeros((3, 3), np.float32), np.tile(np.array([[1], [2], [3]], np.float32), (1, 3))
     rollout = Rollout(zeros[..., None], zeros[..., None], zeros, reward, zeros[..., None], terminated, done)
-    batch = ppo.prepare(config, state, on_device(rollout))
+    batch = prepare(state.nets["critic"], on_device(rollout), config.gamma, config.gae_lambda)
     # delta = r + 0.9 * 2 - 2 = r - 0.2, at a termination r - 2; decay 0.9 * 0.8 = 0.72 within an episode
     want = [
         [0.8 + 0.72 * (1.8 + 0.72 * 2.8), 0.8 + 0.72 * 1.8, 0.8 + 0.72 * 0.0],
@@ -380,7 +391,7 @@ def test_time_limits_equal_rewards_with_the_bootstrap_added():
     assert rollout.terminated.any()
 
     def value(obs):
-        return plain_mlp(plain_layers(state.critic.trunk), obs.reshape(-1, OBS))[0].reshape(obs.shape[:-1])
+        return plain_mlp(plain_layers(state.nets["critic"].trunk), obs.reshape(-1, OBS))[0].reshape(obs.shape[:-1])
 
     reward = rollout.reward + 0.97 * np.where(limit, value(rollout.next_obs), 0)
     values = np.asarray(value(rollout.obs))
@@ -390,7 +401,7 @@ def test_time_limits_equal_rewards_with_the_bootstrap_added():
         going_on = 1.0 - rollout.done[t]
         delta = reward[t] + 0.97 * following[t] * going_on - values[t]
         advantage[t] = last = delta + 0.97 * 0.9 * going_on * last
-    batch = ppo.prepare(config, state, on_device(rollout))
+    batch = prepare(state.nets["critic"], on_device(rollout), config.gamma, config.gae_lambda)
     np.testing.assert_allclose(batch.advantage.reshape(20, 4), advantage, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(batch.returns.reshape(20, 4), advantage + values, rtol=1e-4, atol=1e-5)
 
@@ -425,7 +436,7 @@ def test_the_adaptive_rate_follows_the_rule_over_random_divergences():
     assert max(want) == 1e-2
 
     def follow(rate, kl):
-        rate = ppo.adapt_rate(rate, kl, target)
+        rate = adapt_rate(rate, kl, target)
         return rate, rate
 
     found = jax.lax.scan(follow, jnp.float32(3e-4), jnp.asarray(kls, jnp.float32))[1]
@@ -458,28 +469,29 @@ def test_minibatches_cover_the_rollout_once_per_epoch_and_metrics_are_means(monk
     def spy(config, state, hyper, rate, batch, unpack):
         jax.debug.callback(lambda *leaves: seen.append([np.array(leaf) for leaf in leaves]), *batch, ordered=True)
         number = jnp.mean(batch.obs[:4])  # of part of the minibatch: differs from one to the next
-        return state, Metrics(*(number * i for i in range(10)), finite=number >= 0)
+        return state, Metrics(*(number * i for i in range(10)), finite=number >= 0, replaced=number * 0)
 
     monkeypatch.setattr(ppo, "minibatch", spy)
 
     def orders(seed, iteration):
         seen.clear()
-        arguments = (hyper(0.0), rollout, jnp.uint32(seed), jnp.int32(iteration), jnp.float32(0))
-        metrics = ppo.update(config, state, *arguments)[1]
+        clock = Clock(jnp.int32(iteration), jnp.float32(0))
+        metrics = config.update(state, hyper(0.0), rollout._asdict(), jnp.uint32(seed), clock)[1]
         jax.effects_barrier()
         return np.stack([obs[:, 0] for obs, *_ in seen]).astype(int), metrics
 
     order, metrics = orders(0, 0)
-    want = ppo.prepare(config, state, rollout)
-    for rows, leaves in zip(order, seen, strict=True):
+    want = prepare(state.nets["critic"], rollout, config.gamma, config.gae_lambda)
+    for chosen, leaves in zip(order, seen, strict=True):
         for found, whole in zip(leaves, want, strict=True):  # the fields of a sample stay together
-            np.testing.assert_array_equal(found, np.asarray(whole)[rows])
+            np.testing.assert_array_equal(found, np.asarray(whole)[chosen])
     epochs = order.reshape(5, 24)
     np.testing.assert_array_equal(np.sort(epochs, axis=1), np.tile(np.arange(24), (5, 1)))
     assert len({tuple(epoch) for epoch in epochs}) == 5
     number = np.mean(order[:, :4])
-    np.testing.assert_allclose(metrics[:10], number * np.arange(10), rtol=1e-5)
-    assert bool(metrics.finite)
+    found = [metrics[name] for name in Metrics._fields[:10]]
+    np.testing.assert_allclose(found, number * np.arange(10), rtol=1e-5)
+    assert bool(metrics["finite"])
     np.testing.assert_array_equal(orders(0, 0)[0], order)
     assert (orders(1, 0)[0] != order).any()
     assert (orders(0, 1)[0] != order).any()
@@ -487,10 +499,11 @@ def test_minibatches_cover_the_rollout_once_per_epoch_and_metrics_are_means(monk
 
 def test_a_state_keeps_its_types_so_that_an_update_compiles_once():
     seeds = jnp.arange(2, dtype=jnp.uint32)
-    before = jax.eval_shape(lambda: ppo.init_fleet(CONFIG, OBS, ACT, seeds))
-    arguments = (hyper([0.0, 0.1]), experience(CONFIG, 2), seeds, np.int32(0), np.float32(0))
+    before = jax.eval_shape(lambda: fresh(CONFIG, seeds))
+    data = experience(CONFIG, 2)._asdict()
+    arguments = (hyper([0.0, 0.1]), data, seeds, Clock(np.int32(0), np.float32(0)))
     config = dataclasses.replace(CONFIG, deterministic=False)  # compiler options and eval_shape exclude each other
-    after = jax.eval_shape(lambda state: ppo.update_fleet(config, state, *arguments)[0], before)
+    after = jax.eval_shape(lambda state: rows.update(config, state, *arguments)[0], before)
     assert jax.tree.structure(before) == jax.tree.structure(after)
     for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True):
         assert (a.shape, a.dtype, a.weak_type) == (b.shape, b.dtype, b.weak_type), jax.tree_util.keystr(path)
@@ -498,16 +511,16 @@ def test_a_state_keeps_its_types_so_that_an_update_compiles_once():
 
 def test_fresh_networks_are_lecun_normal_and_depend_on_the_seed_alone():
     config = small(actor=dataclasses.replace(TINY, width=64), critic=dataclasses.replace(TINY, width=64))
-    pair = ppo.init_fleet(config, OBS, ACT, jnp.array([5, 9], jnp.uint32))
-    assert_same_bits(run(pair, 1), ppo.init_fleet(config, OBS, ACT, jnp.array([9], jnp.uint32)))
-    trunks = (pair.actor.trunk, pair.critic.trunk)
+    pair = fresh(config, jnp.array([5, 9], jnp.uint32))
+    assert_same_bits(run(pair, 1), fresh(config, jnp.array([9], jnp.uint32)))
+    trunks = (pair.nets["actor"].trunk, pair.nets["critic"].trunk)
     for layer in (layer for trunk in trunks for layer in (trunk.hidden[0], trunk.head)):
         assert (layer.kernel[0] != layer.kernel[1]).any()
         size, inner = layer.kernel.size, layer.kernel.shape[-2]
         assert float(jnp.std(layer.kernel)) == pytest.approx(inner**-0.5, rel=4 / np.sqrt(2 * size))  # 4 sigma
         np.testing.assert_array_equal(layer.bias, 0)
-    assert (pair.actor.trunk.hidden[0].kernel != pair.critic.trunk.hidden[0].kernel).any()
-    np.testing.assert_array_equal(pair.actor.log_std, 0)
+    assert (pair.nets["actor"].trunk.hidden[0].kernel != pair.nets["critic"].trunk.hidden[0].kernel).any()
+    np.testing.assert_array_equal(pair.nets["actor"].log_std, 0)
     np.testing.assert_array_equal(pair.rate, np.float32(3e-4))
 
 
@@ -520,7 +533,7 @@ SEEDS = (4, 5, 6)
 def fleet():
     """Three runs with rho 0, 0.1 and -0.2 and different rates: before, hyperparameters, rollout, and after one update."""
     state, rollout = filled(CONFIG, runs=3), experience(CONFIG, 3)
-    numbers = hyper([0.0, 0.1, -0.2])._replace(learning_rate=jnp.array([3e-4, 1e-3, 3e-4], jnp.float32))
+    numbers = hyper([0.0, 0.1, -0.2]) | {"learning_rate": jnp.array([3e-4, 1e-3, 3e-4], jnp.float32)}
     return state, numbers, rollout, updated(CONFIG, state, numbers, rollout, SEEDS)
 
 
@@ -536,19 +549,20 @@ def test_a_fleet_equals_its_runs_one_by_one(fleet):
 
 def test_runs_side_by_side_equal_runs_in_turns(fleet):
     state, numbers, rollout, _ = fleet
-    arguments = (state, numbers, rollout, jnp.asarray(SEEDS, jnp.uint32), jnp.int32(0), jnp.float32(0.25))
-    found, want = (jax.jit(partial(form, CONFIG))(*arguments) for form in (ppo.side_by_side, ppo.in_turns))
+    clock = Clock(jnp.int32(0), jnp.float32(0.25))
+    arguments = (state, numbers, rollout._asdict(), jnp.asarray(SEEDS, jnp.uint32), clock)
+    found, want = (jax.jit(partial(form, CONFIG))(*arguments) for form in (rows.side_by_side, rows.in_turns))
     assert_close(found, want)
 
 
 def test_side_by_side_too_rho_zero_equals_no_penalty_bit_for_bit(fleet):
     """Beside runs with another rho. (A GPU's own programs are compared where `updated` is.)"""
     state, numbers, rollout, _ = fleet
-    more = (rollout, jnp.asarray(SEEDS, jnp.uint32), jnp.int32(0), jnp.float32(0.25))
-    found, want = (jax.jit(partial(ppo.side_by_side, config))(state, numbers, *more)[0] for config in (CONFIG, PLAIN))
+    more = (rollout._asdict(), jnp.asarray(SEEDS, jnp.uint32), Clock(jnp.int32(0), jnp.float32(0.25)))
+    found, want = (jax.jit(partial(rows.side_by_side, config))(state, numbers, *more)[0] for config in (CONFIG, PLAIN))
     if jax.default_backend() == "cpu":
         assert_same_bits(run(found, 0), run(want, 0))
-    assert (run(found, 1).actor.log_std != run(want, 1).actor.log_std).any()
+    assert (run(found, 1).nets["actor"].log_std != run(want, 1).nets["actor"].log_std).any()
 
 
 def test_the_same_seed_twice_is_bit_equal_and_another_is_not(fleet):
@@ -556,7 +570,7 @@ def test_the_same_seed_twice_is_bit_equal_and_another_is_not(fleet):
     assert_same_bits(updated(CONFIG, state, numbers, rollout, SEEDS), once)
     other = updated(CONFIG, state, numbers, rollout, (4, 5, 7))[0]
     assert_same_bits(run(other, 1), run(once[0], 1))
-    assert (other.actor.log_std[2] != once[0].actor.log_std[2]).any()
+    assert (other.nets["actor"].log_std[2] != once[0].nets["actor"].log_std[2]).any()
 
 
 def test_rho_zero_equals_no_penalty_bit_for_bit_in_a_fleet_of_one(fleet):
@@ -569,39 +583,39 @@ def test_rho_zero_equals_no_penalty_bit_for_bit_in_a_fleet_of_one(fleet):
     else:  # a lone product may be fused with what reads it; training leaves the penalty out when no run of a fleet has a rho
         for a, b in zip(jax.tree.leaves(with_penalty), jax.tree.leaves(without), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-8)
-    assert metrics.penalty[0] > 0
-    assert plain_metrics.penalty[0] == metrics.coefficient[0] == plain_metrics.coefficient[0] == 0
+    assert metrics["penalty"][0] > 0
+    assert plain_metrics["penalty"][0] == metrics["coefficient"][0] == plain_metrics["coefficient"][0] == 0
 
 
 def test_rho_zero_equals_no_penalty_bit_for_bit_beside_other_runs(fleet):
     state, numbers, rollout, (mixed, _) = fleet
-    without, _ = updated(PLAIN, state, numbers._replace(rho=jnp.zeros(3)), rollout, SEEDS)
+    without, _ = updated(PLAIN, state, numbers | {"rho": jnp.zeros(3)}, rollout, SEEDS)
     assert_same_bits(run(mixed, 0), run(without, 0))
     for i in (1, 2):  # and another rho is another actor, with the critic left alone
-        assert (mixed.actor.log_std[i] != without.actor.log_std[i]).any()
-        assert_same_bits(run(mixed.critic, i), run(without.critic, i))
+        assert (mixed.nets["actor"].log_std[i] != without.nets["actor"].log_std[i]).any()
+        assert_same_bits(run(mixed.nets["critic"], i), run(without.nets["critic"], i))
 
 
 def test_rho_alone_makes_runs_differ(fleet):
     state, _, rollout, _ = fleet
     same = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[:1], leaf.shape), (state, rollout))
     after, metrics = updated(CONFIG, same[0], hyper([0.0, 0.1, -0.2]), same[1], (4, 4, 4))
-    kernels = after.actor.trunk.experts.hidden[-1].kernel
+    kernels = after.nets["actor"].trunk.experts.hidden[-1].kernel
     gaps = [np.max(np.abs(kernels[i] - kernels[j])) for i, j in ((0, 1), (0, 2), (1, 2))]
     assert min(gaps) > 1e-5
-    assert_same_bits(run(after.critic, 1), run(after.critic, 0))
-    assert metrics.coefficient[0] == 0
-    assert metrics.coefficient[1] > 0 > metrics.coefficient[2]
+    assert_same_bits(run(after.nets["critic"], 1), run(after.nets["critic"], 0))
+    assert metrics["coefficient"][0] == 0
+    assert metrics["coefficient"][1] > 0 > metrics["coefficient"][2]
 
 
 @pytest.mark.parametrize("field", ["obs", "action", "log_prob", "reward", "next_obs"])
 def test_a_nan_is_reported_by_the_run_that_has_it_and_stays_there(field, fleet):
     state, numbers, rollout, (clean, clean_metrics) = fleet
-    np.testing.assert_array_equal(clean_metrics.finite, True)
+    np.testing.assert_array_equal(clean_metrics["finite"], True)
     planted = getattr(rollout, field).copy()
     planted[1, 3, 2] = np.nan
     after, metrics = updated(CONFIG, state, numbers, rollout._replace(**{field: planted}), SEEDS)
-    np.testing.assert_array_equal(metrics.finite, [True, False, True])
+    np.testing.assert_array_equal(metrics["finite"], [True, False, True])
     for i in (0, 2):
         assert_same_bits(run(after, i), run(clean, i))
 
@@ -614,28 +628,31 @@ def test_a_batch_size_that_does_not_divide_is_answered_with_ones_that_do(envs, s
     with pytest.raises(
         ValueError, match=f"{envs * steps} samples, not a multiple of batch_size={batch}; use one of"
     ) as e:
-        PPOConfig(num_envs=envs, rollout_steps=steps, batch_size=batch)
+        PPO(num_envs=envs, rollout_steps=steps, batch_size=batch)
     offered = str(e.value).split("use one of ")[1]
     assert [envs * steps % int(number) for number in offered.split(", ")] == [0] * (offered.count(",") + 1)
 
 
 def test_a_penalty_that_may_be_negative_is_not_divided_by():
     with pytest.raises(ValueError, match="gradient-norm or fixed"):
-        PPOConfig(penalty=PenaltyConfig(variant="layer-entropy", coefficient="loss-ratio"))
+        PPO(methods=(Sphere(variant="layer-entropy", coefficient="loss-ratio"),))
 
 
 def test_collected_actions_are_not_clipped_and_successors_are_true():
     config = small(num_envs=3)
-    seeds = jnp.array([0, 1], jnp.uint32)
     state = filled(config, 6, 2, runs=2)
-    with envs.make("probe/reach-north", num_envs=3, seed=[0, 1], workers=0) as pool:
-        collector = Collector(pool, np.asarray(seeds), None)
-        collector.see(pool.reset()[0])
-        rollout, episodes = collector.collect(state.actor, 12, 0)
-        raw = collector.obs
+    actor = state.nets["actor"]
+    (source,) = Environments(workers=0).open(Wanted(("probe/reach-north",), (3, 12), 1, 0), [[0, 1]])
+    try:
+        source.enter("probe/reach-north", None)
+        data, outcomes = source.collect(actor, 0)
+        raw = source.obs
+    finally:
+        source.close()
+    rollout = Rollout(**rows.annotated(config, actor, data))
     assert rollout.obs.shape == (2, 12, 3, 6)
     assert (np.abs(rollout.action) > 1).any()  # the simulator clips for itself
-    mean = np.asarray(jax.vmap(lambda actor, obs: actor(obs)[0].mean)(state.actor, rollout.obs.reshape(2, -1, 6)))
+    mean = np.asarray(jax.vmap(lambda actor, obs: actor(obs)[0].mean)(actor, rollout.obs.reshape(2, -1, 6)))
     z = rollout.action.reshape(mean.shape) - mean
     log_prob = -0.5 * np.sum(z**2 + np.log(2 * np.pi), axis=-1)
     np.testing.assert_allclose(rollout.log_prob.reshape(log_prob.shape), log_prob, rtol=1e-5)
@@ -646,9 +663,10 @@ def test_collected_actions_are_not_clipped_and_successors_are_true():
     # Ten steps to an episode: one ended in every environment, by the time limit, and the return is its sum of rewards.
     np.testing.assert_array_equal(np.argwhere(rollout.done)[:, 1], 9)
     assert not rollout.terminated.any()
-    assert list(zip(episodes.run, episodes.env, strict=True)) == [(r, e) for r in range(2) for e in range(3)]
-    np.testing.assert_array_equal(episodes.length, 10)
-    np.testing.assert_allclose(episodes.returns.reshape(2, 3), rollout.reward[:, :10].sum(axis=1), rtol=1e-5)
+    assert list(zip(outcomes.run, outcomes.episode, strict=True)) == [(r, e) for r in range(2) for e in range(3)]
+    np.testing.assert_array_equal(outcomes.columns["length"], 10)
+    returns = outcomes.columns["return"].reshape(2, 3)
+    np.testing.assert_allclose(returns, rollout.reward[:, :10].sum(axis=1), rtol=1e-5)
 
 
 def test_statistics_equal_those_of_all_data_with_the_prior_count():
@@ -681,11 +699,11 @@ def test_penalties_go_where_they_are_placed():
     (batch,) = random_batches(np.random.default_rng(0), 1, 9, state)
     after = {}
     for place in (None, "critic", "both"):
-        penalty = None if place is None else PenaltyConfig(placement=place)
-        step = jax.jit(partial(ppo.minibatch, dataclasses.replace(config, penalty=penalty)))
+        methods = () if place is None else (Sphere(placement=place),)
+        step = jax.jit(partial(ppo.minibatch, dataclasses.replace(config, methods=methods)))
         after[place] = step(state, numbers, jnp.float32(1e-3), batch)[0]
     for place in ("critic", "both"):
         for part in ("actor", "critic"):
-            kernel, plain = (getattr(after[p], part).trunk.hidden[0].kernel for p in (place, None))
+            kernel, plain = (after[p].nets[part].trunk.hidden[0].kernel for p in (place, None))
             moved = float(jnp.max(jnp.abs(kernel - plain)))
             assert (moved > 1e-5) if place in (part, "both") else (moved < 1e-7), (place, part)

@@ -11,26 +11,27 @@ from pathlib import Path
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+import processes
 import pytest
 
 from sphere.storage import run_directory
 from sphere.storage.run_directory import RunDirectory
 
 WORKER = """
-import sys, time
+import signal, sys
 from pathlib import Path
 from sphere.storage.run_directory import RunDirectory
 run = RunDirectory.{how}
 print("ready", flush=True)
 {then}
-time.sleep(60)
+signal.pause()
 """
 
 
 def start(how: str, then: str = "") -> subprocess.Popen:
     """A second process that opens a run directory and keeps it."""
     code = WORKER.format(how=how, then=then)
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    process = processes.start([sys.executable, "-c", code], stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     return process
@@ -220,7 +221,7 @@ import numpy as np
 from sphere.storage import checkpoint
 from sphere.storage.run_directory import RunDirectory
 
-def train(path):
+def train(path, last):
     state, begun = {"step": 0, "sum": np.zeros(3, np.float32)}, (path / "config.json").exists()
     run = RunDirectory.resume(path) if begun else RunDirectory.create(path, {}, {})
     if begun:
@@ -229,7 +230,7 @@ def train(path):
             loaded = checkpoint.load_latest(path, state)
             state, positions = loaded.tree, loaded.meta
         run.truncate(positions)
-    while state["step"] < 150:
+    while state["step"] < last:
         step = state["step"] + 1
         draw = np.random.default_rng(step).normal(size=3).astype(np.float32)
         state = {"step": step, "sum": np.sin(state["sum"] * 3 + draw)}
@@ -238,12 +239,17 @@ def train(path):
         if step %% 7 == 0:
             checkpoint.save(path, step, state, run.positions())
 
+begun, begins = os.pipe()
 for line in sys.stdin:
-    seconds, path = line.split()
+    seconds, last, path = line.split()
     child = os.fork()  # of a process in which jax is imported but was never started
     if child == 0:
-        train(Path(path))
+        os.write(begins, b".")
+        train(Path(path), int(last))
+        while seconds != "undisturbed":
+            signal.pause()  # until the kill comes
         os._exit(0)
+    os.read(begun, 1)
     if seconds != "undisturbed":
         time.sleep(float(seconds))
         os.kill(child, signal.SIGKILL)
@@ -254,20 +260,17 @@ for line in sys.stdin:
 def test_records_of_a_run_killed_again_and_again_equal_those_of_an_undisturbed_one(tmp_path):
     random = np.random.default_rng()
     straight, killed = tmp_path / "straight", tmp_path / "killed"
-    exits = []
     command = [sys.executable, "-W", "ignore", "-c", TRAINING % (run_directory.EPISODE_FIELDS,)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as trainer:
+    with processes.start(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as trainer:
         assert trainer.stdin is not None
         assert trainer.stdout is not None
-        while 0 not in exits:
-            assert set(exits) <= {-signal.SIGKILL}
-            seconds = random.uniform(0, 0.03) * (1 + len(exits) / 20)  # it must get through in the end
-            print(seconds, killed, file=trainer.stdin, flush=True)
-            exits.append(int(trainer.stdout.readline()))
-        print("undisturbed", straight, file=trainer.stdin, flush=True)
-        assert int(trainer.stdout.readline()) == 0
+        for last in range(15, 150, 9):  # it waits there for a kill that comes late, and so never gets through
+            print(random.uniform(0, 0.04), last, killed, file=trainer.stdin, flush=True)
+            assert int(trainer.stdout.readline()) == -signal.SIGKILL
+        for path in (killed, straight):
+            print("undisturbed", 150, path, file=trainer.stdin, flush=True)
+            assert int(trainer.stdout.readline()) == 0
         trainer.stdin.close()
-    assert len(exits) > 2
     assert len(without_wall(straight)) == 150
     assert without_wall(killed) == without_wall(straight)
     assert (killed / "episodes.jsonl").read_bytes() == (straight / "episodes.jsonl").read_bytes()

@@ -1,18 +1,15 @@
 """Run directories become labelled data; what is broken or foreign is named, and nothing ends in a stack trace."""
 
-import dataclasses
 import json
 import shutil
-import time
 
 import numpy as np
 import pytest
-from made_runs import TASKS, settings, write_comparison, write_run
+from made_runs import TASKS, old_settings, settings, write_comparison, write_run
 
+from sphere.report.comparison import comparisons, retention
 from sphere.report.load import load
-from sphere.report.select import final_scores, own_scores, segment_scores
-from sphere.report.summary import comparisons
-from sphere.training.settings import Boundary
+from sphere.report.scores import final_scores, own_scores, segment_scores
 
 
 def test_runs_are_found_below_any_of_their_parents(tmp_path):
@@ -39,37 +36,11 @@ def test_a_run_knows_what_it_is(tmp_path):
     assert run.curve.values["evaluation/success_at_end"].tolist() == [0.25, 0.5, 0.75] * 3
 
 
-@pytest.mark.parametrize(
-    ("changes", "label"),
-    [
-        ({}, "Top-K MoE"),
-        ({"rho": 0.1}, "SPHERE"),
-        ({"rho": -0.001}, "Top-K MoE + negative SPHERE"),
-        ({"ppo__actor": {"kind": "mlp"}}, "PPO"),
-        ({"ppo__actor": {"kind": "mlp"}, "rho": 0.1}, "PPO + SPHERE"),
-        ({"ppo__actor": {"kind": "mlp", "width": 834}, "ppo__critic": {"kind": "mlp", "width": 256}}, "PPO(10x)"),
-        ({"ppo__actor": {"kind": "dense", "experts": 10}}, "Dense-MoE"),
-        ({"ppo__actor": {"kind": "deepseek", "experts": 10}, "rho": 0.1}, "DS-MoE + SPHERE"),
-        ({"ppo__actor__layer_norm": True}, "LN"),
-        ({"ppo__actor__layer_norm": True, "rho": 0.1}, "SPHERE + LN"),
-        ({"ppo__penalty": None, "rho": 0.0}, "Top-K MoE"),
-        ({"ppo__mitigations": {"c_chain": {"weight": 1.0}, "cbp": None}}, "C-CHAIN"),
-        ({"ppo__mitigations": {"layernorm": {}, "redo": {"tau": 0.1}}}, "LN + ReDo"),
-        ({"ppo__mitigations": {"load_balance": {}}, "rho": 0.1}, "SPHERE + Load balancing"),
-        ({"ppo__mitigations": {"parseval": {}}, "ppo__actor": {"kind": "mlp"}}, "PPO + PW"),
-        ({"ppo__mitigations": {"novel": {}}}, "novel"),
-    ],
-)
-def test_methods_have_the_papers_names(tmp_path, changes, label):
-    (run,) = load([write_run(tmp_path / "x", settings(**changes))]).runs
-    assert run.method == label
-
-
 def test_suites_have_methods_of_their_own(tmp_path):
     """What differs between suites tells no methods apart: they are never compared."""
     for rho in (0.1, 0.01):
         write_run(tmp_path / f"a{rho}", settings(rho=rho))
-    write_run(tmp_path / "b", settings(rho=0.1, tasks=["humanoidbench/stand"], ppo__num_envs=128))
+    write_run(tmp_path / "b", settings(rho=0.1, tasks=["humanoidbench/stand"], learner__num_envs=128))
     assert {(run.suite, run.method) for run in load([tmp_path]).runs} == {
         ("metaworld", "SPHERE (rho 0.1)"),
         ("metaworld", "SPHERE (rho 0.01)"),
@@ -91,7 +62,7 @@ def test_methods_of_one_name_are_told_apart_by_what_differs(tmp_path):
     write_run(tmp_path / "a", settings(rho=0.1))
     write_run(tmp_path / "b", settings(rho=0.001))
     write_run(tmp_path / "c", settings(rho=0.0))
-    write_run(tmp_path / "d", settings(rho=0.001, ppo__actor__experts=16))
+    write_run(tmp_path / "d", settings(rho=0.001, learner__actor__experts=16))
     assert {run.method for run in load([tmp_path]).runs} == {
         "SPHERE (experts 4, rho 0.1)",
         "SPHERE (experts 4, rho 0.001)",
@@ -101,7 +72,7 @@ def test_methods_of_one_name_are_told_apart_by_what_differs(tmp_path):
 
 
 def test_protocol_seed_and_workers_do_not_make_a_method(tmp_path):
-    write_run(tmp_path / "a", settings(seed=0, workers=3))
+    write_run(tmp_path / "a", settings(seed=0, source__workers=3))
     write_run(tmp_path / "b", settings(seed=1, protocol="rl"))
     assert {run.method for run in load([tmp_path]).runs} == {"Top-K MoE"}
 
@@ -121,24 +92,18 @@ def test_what_a_task_switch_keeps_makes_a_method_under_crl_alone(tmp_path):
 
 
 def test_runs_from_scratch_belong_to_the_only_sequences_of_their_settings(tmp_path):
-    """Else RL would not stand beside CRL, nor the baseline beside SPHERE, as soon as a boundary is not the usual one."""
+    """Else RL would not stand beside CRL, nor the baseline beside SPHERE, as soon as a boundary is not the usual
+    one."""
     for protocol in ("crl", "rl"):
         write_run(tmp_path / f"{protocol}-top-k", settings(protocol=protocol, boundary={"optimiser": False}))
         write_run(tmp_path / f"{protocol}-sphere", settings(protocol=protocol, boundary={"optimiser": False}, rho=0.1))
     assert sorted(run.method for run in load([tmp_path]).runs) == ["SPHERE", "SPHERE", "Top-K MoE", "Top-K MoE"]
 
 
-def test_a_run_that_says_nothing_of_its_boundary_has_the_usual_one(tmp_path):
-    write_run(tmp_path / "old", settings(seed=0))
-    write_run(tmp_path / "new", settings(seed=1, boundary=dataclasses.asdict(Boundary())))
-    write_run(tmp_path / "scratch", settings(seed=0, protocol="rl"))
-    assert {run.method for run in load([tmp_path]).runs} == {"Top-K MoE"}
-
-
 def test_a_number_written_with_or_without_its_point_is_one_setting(tmp_path):
-    write_run(tmp_path / "a", settings(seed=0, rho=0, ppo__learning_rate=1))
-    write_run(tmp_path / "b", settings(seed=1, rho=0.0, ppo__learning_rate=1.0))
-    write_run(tmp_path / "c", settings(seed=0, rho=0.1, ppo__batch_size=2_000_000))
+    write_run(tmp_path / "a", settings(seed=0, rho=0, learner__learning_rate=1))
+    write_run(tmp_path / "b", settings(seed=1, rho=0.0, learner__learning_rate=1.0))
+    write_run(tmp_path / "c", settings(seed=0, rho=0.1, learner__batch_size=2_000_000))
     write_run(tmp_path / "d", settings(seed=0, rho=0.1))
     assert [run.method for run in load([tmp_path]).runs] == [
         "SPHERE (batch_size 2000000)",
@@ -148,24 +113,41 @@ def test_a_number_written_with_or_without_its_point_is_one_setting(tmp_path):
     ]
 
 
+def test_the_record_is_believed(tmp_path):
+    """Nothing is worked out from the settings of a run that says what it is."""
+    said = {"label": "Ours", "suite": "text", "task_steps": 1500, "seed": 5, "learner": "classifier"}
+    (run,) = load([write_run(tmp_path / "a", settings(says=said))]).runs
+    assert (run.method, run.suite, run.task_steps, run.seed) == ("Ours", "text", 1500, 5)
+
+
+def test_what_varies_in_a_fleet_is_in_the_label(tmp_path):
+    """The settings are the same in all runs of a fleet: the numbers of a run tell them apart."""
+    for rate in (1e-3, 3e-4):
+        said = {"numbers": {"rho": 0.1, "learning_rate": rate}, "varies": ["learning_rate", "rho"]}
+        write_run(tmp_path / f"{rate}", settings(rho=0.1, says=said))
+    # another fleet, which has that rate as its setting and varies rho alone
+    alone = settings(seed=1, rho=0.1, learner__learning_rate=1e-3)
+    write_run(tmp_path / "alone", alone | {"numbers": {"rho": 0.1}})
+    assert sorted(run.method for run in load([tmp_path]).runs) == [
+        "SPHERE (learning_rate 0.0003)",
+        "SPHERE (learning_rate 0.001)",
+        "SPHERE (learning_rate 0.001)",
+    ]
+
+
+def test_settings_of_a_method_that_does_not_act_make_no_difference(tmp_path):
+    write_run(tmp_path / "a", settings(seed=0))
+    write_run(tmp_path / "b", settings(seed=1, learner__methods={"sphere": {"variant": "scale-free"}}))
+    write_run(tmp_path / "c", settings(seed=2, learner__methods={}))
+    assert {run.method for run in load([tmp_path]).runs} == {"Top-K MoE"}
+
+
 def test_runs_of_different_length_are_not_compared(tmp_path):
     write_run(tmp_path / "long", settings(seed=0))
     write_run(tmp_path / "short", settings(seed=0, steps_per_task=2000))
     loaded = load([tmp_path])
     assert [(run.method, run.name) for run in loaded.runs] == [("Top-K MoE", "long"), ("Top-K MoE", "short")]
     assert [one.steps_per_task for one in comparisons(loaded)] == [3000, 2000]
-
-
-def test_a_setting_that_came_later_and_is_not_used_makes_no_new_method(tmp_path):
-    write_run(tmp_path / "old", settings(seed=0))
-    write_run(tmp_path / "new", settings(seed=1, ppo__mitigations={"redo": None, "cbp": None}))
-    assert {run.method for run in load([tmp_path]).runs} == {"Top-K MoE"}
-
-
-def test_a_caller_may_name_methods(tmp_path):
-    write_run(tmp_path / "a", settings())
-    (run,) = load([tmp_path], label=lambda config: f"E={config['ppo']['actor']['experts']}").runs
-    assert run.method == "E=4"
 
 
 def test_the_same_run_twice_counts_once(tmp_path):
@@ -193,11 +175,30 @@ def list_config(path):
 
 
 def wrong_types(path):
-    (path / "config.json").write_text(json.dumps(settings() | {"tasks": 5}))
+    config = settings()
+    config["settings"]["tasks"] = 5
+    (path / "config.json").write_text(json.dumps(config))
 
 
 def settings_in_a_word(path):
-    (path / "config.json").write_text(json.dumps(settings() | {"boundary": "kept"}))
+    (path / "config.json").write_text(json.dumps(settings(boundary="kept")))
+
+
+def no_label(path):
+    (path / "config.json").write_text(json.dumps(settings(says={"label": None})))
+
+
+def unknown_score(path):
+    (path / "config.json").write_text(json.dumps(settings(says={"score": "beauty"})))
+
+
+def later_format(path):
+    (path / "config.json").write_text(json.dumps(settings(says={"format": 3})))
+
+
+def wrong_visit(path):
+    text = (path / "episodes.jsonl").read_text()
+    (path / "episodes.jsonl").write_text(text.replace('"task_index": 1', '"task_index": 2'))
 
 
 def no_metrics(path):
@@ -234,7 +235,8 @@ def directory_for_file(path):
 
 
 SPOILS = [spoil_config, foreign, list_config, wrong_types, no_metrics, broken_line, wrong_episode, foreign_task]
-SPOILS += [settings_in_a_word, words_for_numbers, binary, directory_for_file]
+SPOILS += [settings_in_a_word, words_for_numbers, binary, directory_for_file, no_label, unknown_score]
+SPOILS += [later_format, wrong_visit]
 
 
 @pytest.mark.parametrize("spoil", SPOILS)
@@ -288,6 +290,65 @@ def test_a_directory_without_runs_beside_one_with_runs_is_a_note(tmp_path):
 # Scores from records
 
 
+def test_a_score_can_be_chosen_among_the_columns(tmp_path):
+    write_run(tmp_path / "a", settings())
+    write_run(tmp_path / "b", settings(tasks=["text/one"], says={"columns": ["accuracy"], "score": "accuracy"}))
+    assert {run.name: run.score for run in load([tmp_path]).runs} == {"a": "success_at_end", "b": "accuracy"}
+    chosen = load([tmp_path], "return")
+    assert [(run.name, run.score) for run in chosen.runs] == [("a", "return")]
+    assert own_scores(chosen.runs).scores.table.tolist() == [[3.0, 3.0, 3.0]]
+    assert "b was skipped: it has no return, only accuracy" in chosen.notes[0]
+    with pytest.raises(
+        ValueError, match="no run has a score 'succes'; there are return, length, success_once, success_at_end"
+    ):
+        load([tmp_path / "a"], "succes")
+
+
+def test_comparisons_never_mix_scores_or_suites(tmp_path):
+    write_run(tmp_path / "a", settings())
+    write_run(tmp_path / "b", settings(seed=1, says={"score": "return"}))
+    write_run(tmp_path / "c", settings(seed=2, says={"suite": "other"}))
+    found = comparisons(load([tmp_path]))
+    assert sorted((one.suite, one.score, len(one.runs)) for one in found) == [
+        ("metaworld", "return", 1),
+        ("metaworld", "success_at_end", 1),
+        ("other", "success_at_end", 1),
+    ]
+
+
+def test_visits_of_one_task_are_told_apart(tmp_path):
+    """Hammer comes first and last; at the end success is 1/4 on the first visit and 3/4 on the second."""
+    path = write_run(tmp_path / "a", settings(tasks=["metaworld/hammer", "metaworld/push", "metaworld/hammer"]))
+    lines = [json.loads(line) for line in (path / "episodes.jsonl").read_text().splitlines()]
+    for line in lines:  # one of four at the end of the first visit, where the second has three
+        if (line["kind"], line["step"]) == ("evaluation", 3000):
+            line["success_at_end"] = line["episode"] < 1
+    (path / "episodes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    runs = load([tmp_path]).runs
+    own, final = own_scores(runs).scores, final_scores(runs).scores
+    assert own.tasks == ("metaworld/hammer", "metaworld/push", "metaworld/hammer (2)")
+    assert own.table.tolist() == [[0.25, 0.75, 0.75]]
+    assert final.table.tolist() == [[0.25, 0.25, 0.75]]
+    matrix = retention(comparisons(load([tmp_path]))[0], runs)
+    assert matrix.tolist() == [[0.75, 0.0, 0.0], [0.25, 0.75, 0.0], [0.25, 0.25, 0.75]]
+
+
+def test_visits_in_a_record_that_does_not_number_them_are_refused(tmp_path):
+    write_run(tmp_path / "good", old_settings())
+    write_run(tmp_path / "bad", old_settings(tasks=["metaworld/hammer", "metaworld/push", "metaworld/hammer"]))
+    loaded = load([tmp_path])
+    assert [run.name for run in loaded.runs] == ["good"]
+    assert "does not say which visit of metaworld/hammer" in loaded.notes[0]
+
+
+def test_a_score_that_is_not_finite_leaves_its_run_out_of_averages(tmp_path):
+    path = write_run(tmp_path / "a", settings())
+    text = (path / "episodes.jsonl").read_text()
+    (path / "episodes.jsonl").write_text(text.replace('"return": 3.0', '"return": "nan"', 1))
+    assert own_scores(load([tmp_path], "return").runs).left_out == ("a",)
+    assert own_scores(load([tmp_path]).runs).left_out == ()
+
+
 def test_scores_come_from_the_end_of_each_tasks_own_training(tmp_path):
     runs = load([write_comparison(tmp_path)]).runs
     mine = [run for run in runs if run.protocol == "crl" and run.method == "SPHERE"]
@@ -296,7 +357,8 @@ def test_scores_come_from_the_end_of_each_tasks_own_training(tmp_path):
     assert own.tasks == TASKS
     np.testing.assert_allclose(own.table, 0.75)
     np.testing.assert_array_equal(own.episodes, 4)
-    np.testing.assert_allclose(own_scores(mine, success="once").scores.table, 1.0)
+    once = [run for run in load([tmp_path], "success_once").runs if run.protocol == "crl" and run.method == "SPHERE"]
+    np.testing.assert_allclose(own_scores(once).scores.table, 1.0)
     final = final_scores(mine).scores
     np.testing.assert_allclose(final.table, [[0.25, 0.25, 0.75]] * 3)
     np.testing.assert_allclose(segment_scores(mine).scores.table, 0.5)
@@ -315,30 +377,15 @@ def test_a_run_that_is_still_going_is_left_out_of_averages_by_name(tmp_path):
     assert own_scores(runs[1:]).scores is None
 
 
-def test_a_thousand_runs_load_in_twenty_seconds(tmp_path):
-    """Directories of the size of a MetaWorld run: 620 iterations, 100 evaluations of ten episodes, 100 final episodes."""
-    first = write_run(tmp_path / "r0", settings())
-    iteration = {"step": 1, "task": TASKS[0], "task_index": 0, "wall": 1.0} | {
-        f"train/m{i}": 0.123456 for i in range(15)
-    }
-    with (first / "metrics.jsonl").open("a") as file:
-        file.write((json.dumps(iteration) + "\n") * 600)
-        event = next(line for line in (first / "metrics.jsonl").read_text().splitlines() if "heldout" in line)
-        file.write((event + "\n") * 90)
-    line = (first / "episodes.jsonl").read_text().splitlines()[0] + "\n"
-    with (first / "episodes.jsonl").open("a") as file:
-        file.write(line * 1000)
-    for index in range(1, 1000):
-        path = tmp_path / f"r{index}"
-        path.mkdir()
-        for name in ("metrics.jsonl", "episodes.jsonl", "environment.json"):
-            (path / name).hardlink_to(first / name)
-        (path / "config.json").write_text(json.dumps(settings(seed=index)))
-    started = time.process_time()
-    found = load([tmp_path])
-    elapsed = time.process_time() - started
-    assert len(found.runs) == 1000
-    assert elapsed < 20, elapsed
+def test_lines_of_training_are_not_parsed(tmp_path):
+    """They are most of a record: a thousand runs load in seconds because only evaluations are read."""
+    path = write_run(tmp_path / "a", settings())
+    whole = load([tmp_path]).runs[0]
+    lines = (path / "metrics.jsonl").read_text().splitlines()
+    lines.insert(3, '{"step": 1, "train/loss": not JSON at all}')
+    (path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    (run,) = load([tmp_path]).runs
+    np.testing.assert_array_equal(run.curve.step, whole.curve.step)
 
 
 def test_speed_is_by_the_clock_without_pauses(tmp_path):

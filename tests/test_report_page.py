@@ -17,11 +17,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from made_runs import TASKS, settings, write_comparison, write_run
+from processes import PATIENCE
 
+from sphere.report.comparison import comparisons
 from sphere.report.figures import curves, dominant_direction, save, tsne_panels, write_figures
 from sphere.report.load import load
 from sphere.report.page import render, write_report
-from sphere.report.summary import comparisons
 from sphere.report.watch import Page, server, watch
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -36,7 +37,7 @@ needs_browser = pytest.mark.skipif(
 def runs(tmp_path_factory):
     """Two methods under both protocols, and a third that is still going."""
     root = write_comparison(tmp_path_factory.mktemp("runs"))
-    dense = {"ppo__actor": {"kind": "mlp"}}
+    dense = {"learner__actor": {"kind": "mlp"}, "says": {"label": "PPO", "actor": "mlp"}}
     write_run(root / "crl" / "dense", settings(protocol="crl", **dense), stop_at=4000)
     (root / "foreign").mkdir()
     (root / "foreign" / "config.json").write_text("{}")
@@ -85,7 +86,7 @@ def test_every_part_is_there(report):
         *("Spectral plasticity", "Router health", "Diagnostics", "Retention", "Continual World", "t-SNE of features"),
         *("Runs, settings, versions", "Left out", "How the numbers are made"),
     ]
-    assert "ppo.actor.experts" in text  # settings
+    assert "learner.actor.experts" in text  # settings
     assert "874834bde0640a5e51cbf0530d345cfc16112c83" in text  # versions
     assert "0.98 ± 0.04" in text  # the paper's number for hammer
     assert "foreign was skipped" in text
@@ -103,7 +104,7 @@ EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
 def test_no_name_becomes_markup(tmp_path):
     """In tasks, settings, versions, metrics and directories alike."""
     tasks = [f"suite/{EVIL}", "suite/b"]
-    config = settings(tasks=tasks) | {"note": EVIL, EVIL: 1}
+    config = settings(tasks=tasks, note=EVIL, **{EVIL: 1})
     path = write_run(tmp_path / "<b>bold<b> & 'quoted'", config)
     (path / "environment.json").write_text(json.dumps({EVIL: EVIL}))
     text = (path / "metrics.jsonl").read_text()
@@ -285,7 +286,7 @@ def test_the_other_loopback_serves_too(tmp_path):
 
 def get(url: str, **headers: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=10) as answer:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers)) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:
@@ -348,9 +349,9 @@ def test_a_directory_without_runs_yet_can_be_watched(tmp_path):
 
 @pytest.fixture(scope="module")
 def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="no playwright; pip install -e '.[dev]'")
+    playwright = pytest.importorskip("playwright.sync_api", reason="no playwright; pip install -e '.[test]'")
     with playwright.sync_playwright() as started:
-        found = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        found = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=1000 * PATIENCE)
         yield found
         found.close()
 
@@ -373,7 +374,9 @@ def opened(browser, report):
 
     def at(width: int, scheme: str = "light", url: str = ""):
         context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        context.set_default_timeout(1000 * PATIENCE)
         contexts.append(context)
+        context.set_default_timeout(0)  # a busy machine may be slow
         page = context.new_page()
         address = url or (report / "index.html").as_uri()
         own = address.rsplit("/", 1)[0]
@@ -439,7 +442,7 @@ def test_many_methods_and_tasks_have_room(browser_page, tmp_path, width):
     """Ten tasks, eight methods with long names, forty experts."""
     tasks = [f"metaworld/a-rather-long-task-name-{index}" for index in range(10)]
     for index in range(8):
-        changes = {"ppo__learning_rate": 10.0**-index, "ppo__actor__experts": 40}
+        changes = {"learner__learning_rate": 10.0**-index, "learner__actor__experts": 40}
         write_run(tmp_path / f"run-{index}", settings(rho=0.1, tasks=tasks, **changes))
     page = browser_page(width, render(load([tmp_path])))
     assert page.evaluate("document.documentElement.scrollWidth") == width
@@ -450,11 +453,11 @@ def test_many_methods_and_tasks_have_room(browser_page, tmp_path, width):
 @needs_browser
 def test_a_long_training_with_many_experts_is_drawn(browser_page, tmp_path):
     """2 methods x 3 views x 64 experts x 400 evaluations: more shares than a call in a browser takes arguments."""
-    config = settings(tasks=["metaworld/hammer"], steps_per_task=400_000, ppo__actor__experts=64)
+    changes = {"tasks": ["metaworld/hammer"], "steps_per_task": 400_000, "learner__actor__experts": 64}
     for seed in (0, 1):
         for rho in (0.0, 0.1):
             path = tmp_path / f"rho{rho:g}-{seed}"
-            write_run(path, config | {"seeds": [seed], "rho": [rho]})
+            write_run(path, settings(seed, rho, **changes))
             for name in ("metrics.jsonl", "episodes.jsonl"):
                 lines = [json.loads(line) for line in (path / name).read_text().splitlines()]
                 last = next(line for line in lines if "heldout/ntk_rank" in line or "episode" in line)
@@ -511,4 +514,4 @@ def test_a_change_of_records_shows_on_the_live_page(live, opened):
     page = opened(1280, url=url + "/")
     assert "2,000" in page.locator("#runs").inner_text()
     write_run(path / "b", settings(seed=1))
-    page.locator("#runs").get_by_text("9,000").wait_for(timeout=10_000)
+    page.locator("#runs").get_by_text("9,000").wait_for()

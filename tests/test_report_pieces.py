@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from made_runs import TASKS, settings, write_run
 
+from sphere.report.comparison import comparisons
 from sphere.report.load import load
-from sphere.report.select import own_scores, segment_scores
-from sphere.report.summary import averages, comparisons
+from sphere.report.scores import own_scores, segment_scores
+from sphere.report.summary import averages
 from sphere.storage.provenance import devices
 
 
@@ -36,7 +37,7 @@ def test_pieces_are_what_the_whole_run_is(tmp_path):
         assert ours.curve.values.keys() == theirs.curve.values.keys()
         for name in ("evaluation/success_at_end", "evaluation/return", "standardised/ntk_rank"):
             np.testing.assert_array_equal(ours.curve.values[name], theirs.curve.values[name])
-        np.testing.assert_array_equal(ours.episodes.success_once, theirs.episodes.success_once)
+        np.testing.assert_array_equal(ours.episodes.columns["success_once"], theirs.episodes.columns["success_once"])
     for scores in (own_scores, segment_scores):
         np.testing.assert_array_equal(scores(pieces).scores.table, scores(whole).scores.table)
 

@@ -1,12 +1,13 @@
-"""Statistics from their definitions: values computed by hand, scipy, and the coverage of the bootstrap on synthetic data."""
+"""Statistics from their definitions: values computed by hand, scipy, and the coverage of the bootstrap on
+synthetic data."""
 
 import numpy as np
 import pytest
 import scipy.stats
 
-from sphere.report import scores
-from sphere.report.bootstrap import improvement, interval, ratio
+from sphere.report import statistics
 from sphere.report.scores import Scores
+from sphere.report.statistics import improvement, interval, ratio
 
 
 def made(table, tasks=None, episodes=1) -> Scores:
@@ -25,25 +26,25 @@ def test_episodes_are_averaged_inside_a_run_and_never_counted_as_runs():
     few = Scores.of({("a", 0): {"t": [1, 0]}, ("b", 1): {"t": [1] * 1000}})
     assert few.runs == ("a", "b")
     np.testing.assert_allclose(few.by_run(), [0.5, 1.0])
-    mean, std = scores.mean_std(few)
+    mean, std = statistics.mean_std(few)
     assert (mean, std) == (0.75, 0.25)  # not 1001/1002
 
 
 def test_mean_and_deviation_are_over_runs_of_averages_over_tasks():
     table = [[1.0, 0.0], [0.0, 0.0], [0.5, 1.0]]
-    mean, std = scores.mean_std(made(table))
+    mean, std = statistics.mean_std(made(table))
     averages = [0.5, 0.0, 0.75]
     assert mean == pytest.approx(np.mean(averages))
     assert std == pytest.approx(
         np.std(averages)
     )  # population: one seed of five at 1 is 0.20 +- 0.40, as the paper prints it
-    assert scores.mean_std(made([[1], [0], [0], [0], [0]])) == (pytest.approx(0.2), pytest.approx(0.4))
+    assert statistics.mean_std(made([[1], [0], [0], [0], [0]])) == (pytest.approx(0.2), pytest.approx(0.4))
 
 
 def test_the_papers_deviation_of_an_average_is_the_mean_of_the_tasks_deviations():
     table = [[1.0, 0.0], [0.0, 1.0]]
-    assert scores.mean_std(made(table))[1] == 0
-    assert scores.mean_of_task_deviations(made(table)) == 0.5
+    assert statistics.mean_std(made(table))[1] == 0
+    assert statistics.mean_of_task_deviations(made(table)) == 0.5
 
 
 def test_iqm_and_iqr_equal_scipy():
@@ -51,30 +52,30 @@ def test_iqm_and_iqr_equal_scipy():
     for runs in (2, 3, 5, 8, 10, 11):
         table = rng.uniform(size=(runs, 4))
         by_run = table.mean(axis=1)
-        assert scores.iqm(made(table)) == pytest.approx(scipy.stats.trim_mean(by_run, 0.25))
-        assert scores.iqr(made(table)) == pytest.approx(scipy.stats.iqr(by_run))
+        assert statistics.iqm(made(table)) == pytest.approx(scipy.stats.trim_mean(by_run, 0.25))
+        assert statistics.iqr(made(table)) == pytest.approx(scipy.stats.iqr(by_run))
         pooled = scipy.stats.trim_mean(table.reshape(-1), 0.25)
-        assert scores.iqm(made(table), over="runs and tasks") == pytest.approx(pooled)
-    assert scores.iqm(made([[0], [1], [2], [9]])) == 1.5
+        assert statistics.iqm(made(table), over="runs and tasks") == pytest.approx(pooled)
+    assert statistics.iqm(made([[0], [1], [2], [9]])) == 1.5
 
 
 def test_probability_of_improvement_is_mann_whitney_averaged_over_tasks():
     rng = np.random.default_rng(1)
     ours, theirs = rng.integers(0, 4, size=(5, 3)) / 3, rng.integers(0, 4, size=(7, 3)) / 3  # with ties
     want = np.mean([scipy.stats.mannwhitneyu(ours[:, t], theirs[:, t]).statistic / 35 for t in range(3)])
-    assert scores.probability_of_improvement(made(ours), made(theirs)) == pytest.approx(want)
-    assert scores.probability_of_improvement(made([[1], [1]]), made([[0], [0]])) == 1
-    assert scores.probability_of_improvement(made([[1], [1]]), made([[1]])) == 0.5
+    assert statistics.probability_of_improvement(made(ours), made(theirs)) == pytest.approx(want)
+    assert statistics.probability_of_improvement(made([[1], [1]]), made([[0], [0]])) == 1
+    assert statistics.probability_of_improvement(made([[1], [1]]), made([[1]])) == 0.5
 
 
 def test_continual_world_by_hand():
     own = made([[1.0, 0.8], [0.6, 1.0]])
     final = made([[0.2, 0.8], [0.0, 1.0]])
-    assert scores.average_performance(final) == pytest.approx((0.2 + 0.8 + 0.0 + 1.0) / 4)
-    by_task = scores.forgetting(own, final)
+    assert statistics.average_performance(final) == pytest.approx((0.2 + 0.8 + 0.0 + 1.0) / 4)
+    by_task = statistics.forgetting(own, final)
     assert by_task == {"t0": pytest.approx((0.8 + 0.6) / 2), "t1": pytest.approx(0.0)}
     segment, reference = made([[0.5, 0.9], [0.7, 0.9]]), made([[0.2, 1.0], [0.4, 1.0]])
-    transfer = scores.forward_transfer(segment, reference)
+    transfer = statistics.forward_transfer(segment, reference)
     assert transfer == {"t0": pytest.approx((0.6 - 0.3) / (1 - 0.3))}  # t1 cannot be improved on: left out
 
 
@@ -83,8 +84,8 @@ def test_labels_decide_not_positions():
     one = Scores.of({("a", 0): {"x": [1], "y": [0]}, ("b", 1): {"x": [0], "y": [0]}})
     other = Scores.of({("b", 1): {"y": [0], "x": [0]}, ("a", 0): {"y": [0], "x": [1]}})
     final = Scores.of({("b", 1): {"y": [0], "x": [0]}, ("a", 0): {"y": [0], "x": [0]}})
-    assert scores.forgetting(one, final) == {"x": 0.5, "y": 0.0}
-    assert scores.mean_std(one) == scores.mean_std(other)
+    assert statistics.forgetting(one, final) == {"x": 0.5, "y": 0.0}
+    assert statistics.mean_std(one) == statistics.mean_std(other)
     assert ratio(one, other, paired=True).value == 1
 
 
@@ -107,16 +108,16 @@ def test_what_cannot_be_scored_is_refused_by_name(records, words):
 
 def test_an_array_is_not_scores():
     with pytest.raises((TypeError, AttributeError)):
-        scores.mean_std(np.ones((3, 4)))  # type: ignore[arg-type]
+        statistics.mean_std(np.ones((3, 4)))  # type: ignore[arg-type]
 
 
 def test_methods_on_different_tasks_are_not_compared():
     with pytest.raises(ValueError, match="t1"):
-        scores.probability_of_improvement(made([[1]]), made([[1, 1]]))
+        statistics.probability_of_improvement(made([[1]]), made([[1, 1]]))
     with pytest.raises(ValueError, match="seed"):
         ratio(made([[1.0], [1.0]]), made([[1.0]]), paired=True)
     with pytest.raises(ValueError, match="run"):
-        scores.forgetting(made([[1.0], [1.0]]), made([[1.0]]))
+        statistics.forgetting(made([[1.0], [1.0]]), made([[1.0]]))
 
 
 # The bootstrap
@@ -177,7 +178,7 @@ def test_intervals_of_the_probability_of_improvement_hold_it(independent):
     for trial in range(300):
         ours, theirs = made(rng.normal(1, 1, (12, 3))), made(rng.normal(0, 1, (12, 3)))
         found = improvement(ours, theirs, independent_tasks=independent, resamples=1000, seed=trial)
-        assert found.value == pytest.approx(scores.probability_of_improvement(ours, theirs))
+        assert found.value == pytest.approx(statistics.probability_of_improvement(ours, theirs))
         hits += found.low <= truth <= found.high
     assert 0.91 <= hits / 300 <= 0.99, hits / 300
 

@@ -10,6 +10,7 @@ from made_runs import settings, write_comparison, write_run
 
 from sphere.presets import CW10, H1
 from sphere.report import paper
+from sphere.report.comparison import Comparison, comparisons, load_map
 from sphere.report.comparison_tables import (
     against_table,
     average_table,
@@ -19,8 +20,7 @@ from sphere.report.comparison_tables import (
 )
 from sphere.report.figures import DASHES
 from sphere.report.load import load
-from sphere.report.maps import load_map
-from sphere.report.summary import Comparison, averages, comparisons, continual
+from sphere.report.summary import averages, continual
 from sphere.report.tables import Measured, Table
 
 NASTY = Table(
@@ -97,7 +97,7 @@ def test_the_papers_number_stands_beside_ours(comparison):
 
 
 def test_an_average_of_other_tasks_than_the_papers_has_no_number_beside_it(comparison):
-    """Of a sequence; a task from scratch does not depend on the others (tests/test_report_so_far.py)."""
+    """Of a sequence; a task from scratch does not depend on the others (tests/test_report_finished_part.py)."""
     assert [one.protocol for one in averages(comparison) if one.paper is not None] == ["rl", "rl"]
 
 
@@ -142,7 +142,7 @@ def test_the_last_evaluation_is_the_last_also_where_it_has_no_number(tmp_path):
 def test_lines_of_many_methods_differ_in_colour_or_dash(tmp_path):
     (run,) = load([write_run(tmp_path / "a", settings())]).runs
     methods = ("PPO", "PPO(10x)", "Top-K MoE", *(f"method {i}" for i in range(16)), "SPHERE")
-    found = Comparison("metaworld", run.tasks, 3000, (run,), methods)
+    found = Comparison("metaworld", run.tasks, 3000, run.score, (run,), methods)
     styles = [(found.colour(method), found.dash(method)) for method in methods]
     assert len(set(styles)) == len(methods)
     assert [found.colour(name) for name in ("Top-K MoE", "SPHERE")] == [0, 1]

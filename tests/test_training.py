@@ -1,34 +1,35 @@
 """Training as a person meets it: it learns, it resumes exactly, and it ends in an orderly way when something breaks."""
 
 import contextlib
-import dataclasses
 import json
 import os
 import shutil
 import signal
 import sys
 import threading
-import time
 import types
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import fleets
 import jax
 import kill
 import numpy as np
+import processes
 import pytest
-from fleets import TINY
+from fleets import TINY, changed
+from processes import PATIENCE
 
-from sphere.algos import ppo
+from sphere.algos import fleet as rows
+from sphere.algos.source import Outcomes
+from sphere.envs.player import Player
 from sphere.envs.pool import WorkerError
-from sphere.envs.source import Collector, Episodes, evaluate
+from sphere.envs.source import EnvironmentSource, places
 from sphere.envs.turns import Turns
-from sphere.storage import run_directory
-from sphere.training.fleet import AHEAD, Fleet, _threads, divided, places, workers_of_a_group
+from sphere.storage import files, run_directory
+from sphere.training.fleet import AHEAD, Fleet, _threads
 from sphere.training.group import Group, Order, Report
 from sphere.training.loop import Interrupted, NonFinite, train
-from sphere.training.settings import Boundary, FleetConfig, rebuild, run_name
+from sphere.training.settings import Boundary, from_json
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +49,8 @@ def assert_same(one, other):
 
 
 def test_records_hold_what_was_promised(straight):
-    for seed, rho in TINY.runs:
-        path = straight / run_name(seed, rho)
+    for run in TINY.runs:
+        path = straight / run.name
         events = run_directory.read_events(path)
         training = [event for event in events if "train/policy_loss" in event]
         assert [event["step"] for event in training] == [64 * i for i in range(1, 21)]
@@ -63,8 +64,21 @@ def test_records_hold_what_was_promised(straight):
         assert kinds.count("evaluation") == 6 * 3
         assert kinds.count("final") == 2 * 3  # the whole list once more at the end of the sequence
         assert list(path.glob("events.out.tfevents*"))
-        config = rebuild(FleetConfig, run_directory.read_config(path))
-        assert config == dataclasses.replace(TINY, seeds=(seed,), rho=(rho,))
+        config = run_directory.read_config(path)
+        assert from_json(config["settings"]) == changed(TINY, seeds=(run.seed,), rho=(run.numbers["rho"],))
+        said = {name: config[name] for name in ("learner", "actor", "suite", "score", "task_steps", "seed", "varies")}
+        assert said == {
+            "learner": "ppo",
+            "actor": "top-k",
+            "suite": "probe",
+            "score": "success_at_end",
+            "task_steps": 640,
+            "seed": run.seed,
+            "varies": ["rho"],
+        }
+        named = {0.0: ("none", "Top-K MoE"), 0.1: ("sphere", "SPHERE")}
+        assert (config["method"], config["label"]) == named[run.numbers["rho"]]
+        assert config["numbers"]["rho"] == run.numbers["rho"]
 
 
 def test_same_seed_twice_is_bit_equal(straight, tmp_path):
@@ -73,11 +87,11 @@ def test_same_seed_twice_is_bit_equal(straight, tmp_path):
 
 
 def test_a_run_does_not_depend_on_its_fleet(straight, tmp_path):
-    alone = dataclasses.replace(TINY, seeds=(1,), rho=(0.1,), workers=0)
+    alone = changed(TINY, seeds=(1,), rho=(0.1,), workers=0)
     train(alone, tmp_path / "alone", quiet=True)
     for one, other in zip(
-        run_directory.read_events(straight / run_name(1, 0.1)),
-        run_directory.read_events(tmp_path / "alone" / run_name(1, 0.1)),
+        run_directory.read_events(straight / "rho0.1-seed1"),
+        run_directory.read_events(tmp_path / "alone" / "rho0.1-seed1"),
         strict=True,
     ):
         for name, value in one.items():
@@ -86,10 +100,10 @@ def test_a_run_does_not_depend_on_its_fleet(straight, tmp_path):
 
 
 def test_halves_that_overlap_equal_two_fleets(tmp_path):
-    config = dataclasses.replace(TINY, rho=(0.05, 0.1))
-    train(dataclasses.replace(config, overlap=True), tmp_path / "both", quiet=True)
+    config = changed(TINY, rho=(0.05, 0.1))
+    train(changed(config, overlap=True), tmp_path / "both", quiet=True)
     for rho in config.rho:
-        train(dataclasses.replace(config, rho=(rho,), overlap=False), tmp_path / f"{rho}", quiet=True)
+        train(changed(config, rho=(rho,), overlap=False), tmp_path / f"{rho}", quiet=True)
         both, alone = fleets.numbers(tmp_path / "both"), fleets.numbers(tmp_path / f"{rho}")
         assert len(alone) == 2 * len(TINY.seeds)
         assert {name: both[name] for name in alone} == alone
@@ -97,12 +111,12 @@ def test_halves_that_overlap_equal_two_fleets(tmp_path):
 
 def test_groups_of_two_equal_fleets_of_two(tmp_path):
     """Where environments need not meet after every step there are more than two groups; the last has what is left."""
-    config = dataclasses.replace(TINY, seeds=(0, 1, 2, 3, 4), rho=(0.1,), normalise_observations=False, overlap=True)
+    config = changed(TINY, seeds=(0, 1, 2, 3, 4), rho=(0.1,), normalise_observations=False, overlap=True)
     train(config, tmp_path / "five", quiet=True)
     five = fleets.numbers(tmp_path / "five")
     for seeds in ((0, 1), (2, 3), (4,)):
         alone = tmp_path / f"{seeds}"
-        train(dataclasses.replace(config, seeds=seeds, overlap=False), alone, quiet=True)
+        train(changed(config, seeds=seeds, overlap=False), alone, quiet=True)
         numbers = fleets.numbers(alone)
         assert len(numbers) == 2 * len(seeds)
         assert {name: five[name] for name in numbers} == numbers
@@ -110,14 +124,13 @@ def test_groups_of_two_equal_fleets_of_two(tmp_path):
 
 def test_how_a_fleet_is_divided(monkeypatch):
     """A thread's worth of runs each, on the cores of a machine."""
-    monkeypatch.setattr("sphere.training.fleet.cores", lambda: 16)
+    monkeypatch.setattr("sphere.envs.source.cores", lambda: 16)
 
-    def sizes(runs, **settings):
-        config = dataclasses.replace(TINY, seeds=tuple(range(runs)), rho=(0.0,), workers=None, overlap=True)
-        config = dataclasses.replace(config, **settings)
-        parts = divided(config)
-        assert [run for part in parts for run in part] == config.runs
-        return [len(part) for part in parts], workers_of_a_group(config, len(parts))
+    def sizes(runs, sharing=1, **settings):
+        source = changed(TINY.source, **{"workers": None, "overlap": True, **settings})
+        found = source.divide(runs, sharing)
+        assert sum(found) == runs
+        return found, source.workers_of_a_group(len(found), sharing)
 
     apart = {"normalise_observations": False}
     assert sizes(1) == ([1], None)
@@ -152,7 +165,7 @@ class Slow:
     """A fleet of two groups with a thread each: the first does an iteration when it is told to, the second at once."""
 
     def __init__(self, directory, monkeypatch):
-        self.fleet = Fleet(dataclasses.replace(TINY, overlap=True, workers=0), directory)
+        self.fleet = Fleet(changed(TINY, overlap=True, workers=0), directory)
         self.fleet.threads = [ThreadPoolExecutor(1) for _ in self.fleet.groups]
         self.may, self.done = threading.Semaphore(0), ([], [])
         monkeypatch.setattr(Group, "advance", self.advance_group)
@@ -160,17 +173,14 @@ class Slow:
     def advance_group(self, group, order):
         number = self.fleet.groups.index(group)
         if number == 0:
-            assert self.may.acquire(timeout=60)
+            assert self.may.acquire(timeout=PATIENCE)
         self.done[number].append(order.iteration)
         metrics = {"iteration": np.full(len(group.seeds), order.iteration)}
-        return Report(metrics, Episodes(*(np.zeros(0) for _ in Episodes._fields)))
+        return Report(metrics, Outcomes(np.zeros(0), np.zeros(0), {}))
 
-    def fast(self, count):
-        """Wait until the second group has done so many."""
-        deadline = time.monotonic() + 60
-        while len(self.done[1]) < count and time.monotonic() < deadline:
-            time.sleep(0.001)
-        time.sleep(0.05)  # would it go further?
+    def fast(self):
+        """How many the second group has done when it has done all that it was given."""
+        self.fleet.threads[1].submit(int).result(PATIENCE)
         return len(self.done[1])
 
     def ask(self, ahead):
@@ -184,7 +194,7 @@ def test_a_fast_group_does_not_wait_for_a_slow_one_but_within_limits(tmp_path, m
         left = AHEAD + 5
         for i in range(left):
             assert set(slow.ask(left - i - 1)) == {i}
-            assert slow.fast(min(i + 1 + AHEAD, left)) == min(i + 1 + AHEAD, left)
+            assert slow.fast() == min(i + 1 + AHEAD, left)
         assert not slow.fleet.queue
         assert slow.done == (list(range(left)), list(range(left)))
     finally:
@@ -198,14 +208,14 @@ def test_to_stop_the_slow_catch_up_and_what_nobody_has_begun_is_left(tmp_path, m
     def until_the_fifth(self, group, order):
         if self.fleet.groups.index(group) == 1 and order.iteration == 4:
             begun.set()
-            assert go_on.wait(60)
+            assert go_on.wait(PATIENCE)
         return whole(self, group, order)
 
     monkeypatch.setattr(Slow, "advance_group", until_the_fifth)
     monkeypatch.setattr(Group, "advance", slow.advance_group)
     try:
         assert set(slow.ask(ahead=20)) == {0}
-        assert begun.wait(60)
+        assert begun.wait(PATIENCE)
         assert set(slow.ask(ahead=0)) == {1}
         go_on.set()
         for i in (2, 3, 4):
@@ -221,14 +231,14 @@ def test_to_stop_the_slow_catch_up_and_what_nobody_has_begun_is_left(tmp_path, m
 
 def test_groups_go_into_the_next_task_by_themselves(tmp_path, monkeypatch):
     """The first group ends its task only after the second has ended an iteration of the next one; numbers do not change."""
-    config = dataclasses.replace(TINY, overlap=True, evaluation=dataclasses.replace(TINY.evaluation, retention=True))
+    config = changed(TINY, overlap=True, evaluation=changed(TINY.evaluation, retention=True))
     train(config, tmp_path / "turns", quiet=True)
     whole, one_at_a_time, crossed, groups = Group.advance, threading.Lock(), threading.Event(), []
 
     def advance(group, order):
         number = groups.index(group)
         if number == 0 and order.iteration == config.iterations_per_task - 1:
-            assert crossed.wait(60)
+            assert crossed.wait(PATIENCE)
         with one_at_a_time:  # two programs at once can hang on a CPU
             done = whole(group, order)
         if number == 1 and order.task_index == 1:
@@ -245,8 +255,8 @@ def test_groups_go_into_the_next_task_by_themselves(tmp_path, monkeypatch):
 
 
 def test_groups_collect_and_are_evaluated_in_their_turns(tmp_path, monkeypatch):
-    config = dataclasses.replace(TINY, overlap=True, steps_per_task=128)
-    inside, seen, taken, collect, run = set(), [], Turns.taken, Collector.collect, evaluate
+    config = changed(TINY, overlap=True, steps_per_task=128)
+    inside, seen, taken, collect, run = set(), [], Turns.taken, EnvironmentSource.sample, Player.evaluate
 
     @contextlib.contextmanager
     def spied(turns, done):
@@ -263,24 +273,24 @@ def test_groups_collect_and_are_evaluated_in_their_turns(tmp_path, monkeypatch):
         return called
 
     monkeypatch.setattr(Turns, "taken", spied)
-    monkeypatch.setattr(Collector, "collect", asserted("collect", collect))
-    monkeypatch.setattr("sphere.training.group.evaluate", asserted("evaluate", run))
+    monkeypatch.setattr(EnvironmentSource, "sample", asserted("collect", collect))
+    monkeypatch.setattr(Player, "evaluate", asserted("evaluate", run))
     train(config, tmp_path / "fleet", quiet=True)
     ends = [1, 3, 3, 3]  # each task at its end, and after the last one both once more
     assert sorted(seen) == sorted(2 * ([("collect", i) for i in range(4)] + [("evaluate", i) for i in ends]))
 
 
 def test_a_task_that_comes_twice_is_recorded_at_both_places(tmp_path):
-    config = dataclasses.replace(TINY, seeds=(0,), rho=(0.0,), workers=0, steps_per_task=64, tasks=TINY.tasks[:1] * 2)
+    config = changed(TINY, seeds=(0,), rho=(0.0,), workers=0, steps_per_task=64, tasks=TINY.tasks[:1] * 2)
     train(config, tmp_path / "fleet", quiet=True)
-    lines = run_directory.read_events(tmp_path / "fleet" / run_name(0, 0.0))
+    lines = run_directory.read_events(tmp_path / "fleet" / "rho0-seed0")
     for name in ("train/return", "evaluation/return"):
         assert [line["task_index"] for line in lines if name in line] == [0, 1]
 
 
 def test_overlap_goes_on_exactly_and_in_one_group_too(tmp_path):
     """A checkpoint does not know how its fleet was divided."""
-    config = dataclasses.replace(TINY, overlap=True)
+    config = changed(TINY, overlap=True)
     train(config, tmp_path / "straight", quiet=True)
     fleets.write(config, tmp_path / "cut")
     fleets.cut_after(7, config, tmp_path / "cut")
@@ -288,7 +298,7 @@ def test_overlap_goes_on_exactly_and_in_one_group_too(tmp_path):
     assert_same(tmp_path / "straight", tmp_path / "cut")
     fleets.write(config, tmp_path / "other")
     fleets.cut_after(7, config, tmp_path / "other")
-    train(dataclasses.replace(config, overlap=False), tmp_path / "other", resume=True, quiet=True)
+    train(changed(config, overlap=False), tmp_path / "other", resume=True, quiet=True)
     one, other = fleets.final_arrays(tmp_path / "straight"), fleets.final_arrays(tmp_path / "other")
     assert one.keys() == other.keys()
     for name in one:  # two groups of two runs and one of four round differently, no more
@@ -298,8 +308,7 @@ def test_overlap_goes_on_exactly_and_in_one_group_too(tmp_path):
 @pytest.mark.parametrize("kills", [3])
 def test_kill_nine_and_resume_equals_straight_through(straight, tmp_path, kills):
     """Real processes, killed at random moments; `python tests/kill.py 20` is the long form."""
-    killed = kill.train_with_kills(TINY, tmp_path / "killed", tmp_path / "cache", kills, seed=0)
-    assert killed == kills
+    kill.train_with_kills(TINY, tmp_path / "killed", tmp_path / "cache", kills, seed=0)
     assert_same(straight, tmp_path / "killed")
 
 
@@ -318,41 +327,40 @@ def test_a_damaged_newest_checkpoint_falls_back_and_says_so(straight, tmp_path, 
 
 def test_two_processes_on_one_directory(tmp_path):
     fleets.write(TINY, tmp_path / "fleet")
-    lock = run_directory.lock_directory(tmp_path / "fleet")
-    other = fleets.resume(tmp_path / "fleet", tmp_path / "cache")
-    said = other.communicate(timeout=120)[0]
+    with files.lock_directory(tmp_path / "fleet"):
+        other = fleets.resume(tmp_path / "fleet", tmp_path / "cache")
+        said = processes.ended(other)
     assert other.returncode == 1
     assert "pid" in said
     assert "Traceback" not in said
-    lock.close()
 
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_nan_stops_the_fleet_and_names_run_step_and_checkpoint(tmp_path, monkeypatch, overlap):
     """Also where the next rollout has begun by then, in which the policy makes no sense any more."""
-    config = dataclasses.replace(TINY, rho=(0.0,), checkpoint_every=4, overlap=overlap)
-    update = ppo.update_fleet
+    config = changed(TINY, rho=(0.1,), checkpoint_every=4, overlap=overlap)
+    update = rows.update
 
-    def poisoned(program, state, hyper, rollout, seeds, iteration, progress):
-        if iteration == 5 and 0 in np.asarray(seeds):
-            rollout = rollout._replace(log_prob=rollout.log_prob.at[0].set(np.nan))
-        return update(program, state, hyper, rollout, seeds, iteration, progress)
+    def poisoned(learner, state, numbers, data, seeds, clock):
+        if clock.iteration == 5 and 0 in np.asarray(seeds):
+            data = data | {"log_prob": data["log_prob"].at[0].set(np.nan)}
+        return update(learner, state, numbers, data, seeds, clock)
 
-    monkeypatch.setattr(ppo, "update_fleet", poisoned)
-    with pytest.raises(NonFinite, match=r"in rho0-seed0 at step 384 of probe/reach-north.*checkpoint-0*4\.npz"):
+    monkeypatch.setattr(rows, "update", poisoned)
+    with pytest.raises(NonFinite, match=r"in rho0\.1-seed0 at step 384 of probe/reach-north.*checkpoint-0*4\.npz"):
         train(config, tmp_path / "fleet", quiet=True)
-    (last,) = (tmp_path / "fleet" / "rho0-seed0" / "metrics.jsonl").read_text().splitlines()[-1:]
+    (last,) = (tmp_path / "fleet" / "rho0.1-seed0" / "metrics.jsonl").read_text().splitlines()[-1:]
     assert json.loads(last)["train/policy_loss"] == "nan"
 
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_crashed_simulator_ends_the_run_with_its_traceback(tmp_path, overlap):
-    config = dataclasses.replace(TINY, seeds=(0, 1), rho=(0.0,), overlap=overlap)
+    config = changed(TINY, seeds=(0, 1), rho=(0.1,), overlap=overlap)
     original = Fleet.advance
 
     def break_pool(self, ahead):
         if self.total_iterations == 3:
-            self.groups[0].pool._workers[0].process.kill()
+            self.groups[0].source.pool._workers[0].process.kill()
         return original(self, ahead)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -365,48 +373,46 @@ def test_a_missing_gpu_kernel_is_explained(tmp_path, monkeypatch):
     def fail(*_):
         raise jax.errors.JaxRuntimeError("INTERNAL: cublasLtMatmul: the requested functionality is not supported")
 
-    monkeypatch.setattr(ppo, "update_fleet", fail)
+    monkeypatch.setattr(rows, "update", fail)
     with pytest.raises(RuntimeError, match="no-deterministic"):
-        train(dataclasses.replace(TINY, workers=0), tmp_path / "fleet", quiet=True)
+        train(changed(TINY, workers=0), tmp_path / "fleet", quiet=True)
 
 
 def test_a_stop_asked_for_in_the_last_iteration_does_not_promise_more(tmp_path, monkeypatch):
     original = Fleet.advance
 
     def asked(self, ahead):
-        if self.total_iterations == self.config.iterations_per_task * len(self.config.tasks) - 1:
+        if self.total_iterations == self.config.total_iterations - 1:
             os.kill(os.getpid(), signal.SIGINT)
         return original(self, ahead)
 
     monkeypatch.setattr(Fleet, "advance", asked)
-    config = dataclasses.replace(TINY, seeds=(0,), rho=(0.0,), workers=0, steps_per_task=64)
+    config = changed(TINY, seeds=(0,), rho=(0.0,), workers=0, steps_per_task=64)
     with pytest.raises(Interrupted, match="stopped after step 128; all is trained"):
         train(config, tmp_path / "fleet", quiet=True)
 
 
-@pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
-def test_asked_to_stop_it_saves_and_leaves_and_resume_goes_on(straight, tmp_path, asked):
+def test_asked_to_stop_it_saves_and_leaves_and_resume_goes_on(straight, tmp_path):
+    """By Ctrl-C, and again by SIGTERM, a scheduler's way to ask."""
     fleets.write(TINY, tmp_path / "fleet")
-    process = fleets.resume(tmp_path / "fleet", tmp_path / "cache")
-    metrics = tmp_path / "fleet" / run_name(0, 0.0) / "metrics.jsonl"
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and (not metrics.exists() or metrics.stat().st_size == 0):
-        time.sleep(0.01)
-    workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    for pid in [process.pid, *map(int, workers)]:  # a terminal and a scheduler tell all processes
-        os.kill(pid, asked)
-    said = process.communicate(timeout=120)[0]
-    if process.returncode == 0:
-        pytest.fail(f"it ended before the signal came: {said}")
-    assert process.returncode == 130
-    assert "stopped after step" in said
-    assert "sphere resume" in said
-    assert "Traceback" not in said
-    environment = metrics.with_name("environment.json")
+    for asked, iterations in ((signal.SIGINT, 3), (signal.SIGTERM, 11)):
+        hold = fleets.Hold(tmp_path / "hold", iterations)
+        process = fleets.resume(tmp_path / "fleet", tmp_path / "cache", hold=hold)
+        processes.until(lambda hold=hold: hold.reached(tmp_path / "fleet"), process)
+        workers = processes.children(process.pid)
+        assert workers
+        for pid in [process.pid, *workers]:  # a terminal and a scheduler tell all processes
+            os.kill(pid, asked)
+        said = processes.ended(process)
+        assert process.returncode == 130, said
+        assert f"stopped after step {64 * (iterations + 1)}" in said
+        assert "sphere resume" in said
+        assert "Traceback" not in said
+    environment = tmp_path / "fleet" / "rho0-seed0" / "environment.json"
     began = json.loads(environment.read_text()) | {"python": "2.7"}
     environment.write_text(json.dumps(began))
     second = fleets.resume(tmp_path / "fleet", tmp_path / "cache", "--workers", "2")  # a machine with other cores
-    said = second.communicate(timeout=180)[0]
+    said = processes.ended(second)
     assert second.returncode == 0, said
     assert "not the same python as before" in said
     assert_same(straight, tmp_path / "fleet")
@@ -416,27 +422,27 @@ def test_asked_to_stop_it_saves_and_leaves_and_resume_goes_on(straight, tmp_path
 
 
 def test_a_directory_with_a_fleet_is_refused_and_stays_as_it_is(tmp_path):
-    config = dataclasses.replace(TINY, seeds=(0,), rho=(0.0,), workers=0, steps_per_task=64)
+    config = changed(TINY, seeds=(0,), rho=(0.0,), workers=0, steps_per_task=64)
     train(config, tmp_path / "fleet", quiet=True)
     before = {path: path.read_bytes() for path in (tmp_path / "fleet").rglob("*") if path.is_file()}
     for other in ({"steps_per_task": 128}, {"seeds": (1,)}):
         with pytest.raises(FileExistsError, match="holds a fleet already"):
-            train(dataclasses.replace(config, **other), tmp_path / "fleet", quiet=True)
+            train(changed(config, **other), tmp_path / "fleet", quiet=True)
     assert {path: path.read_bytes() for path in (tmp_path / "fleet").rglob("*") if path.is_file()} == before
 
 
 def test_a_fleet_goes_on_with_the_settings_that_its_records_name(tmp_path):
-    config = dataclasses.replace(TINY, seeds=(0,), rho=(0.0,), workers=0, steps_per_task=128)
+    config = changed(TINY, seeds=(0,), rho=(0.0,), workers=0, steps_per_task=128)
     fleets.write(config, tmp_path / "fleet")
     fleets.cut_after(3, config, tmp_path / "fleet")
-    other = dataclasses.replace(config, steps_per_task=256, ppo=dataclasses.replace(config.ppo, gamma=0.5))
-    with pytest.raises(ValueError, match=r"config\.json has another steps_per_task, ppo than fleet\.json says"):
+    other = changed(config, steps_per_task=256, learner=changed(config.learner, gamma=0.5))
+    with pytest.raises(ValueError, match=r"config\.json has another steps_per_task, learner\.gamma than fleet"):
         train(other, tmp_path / "fleet", resume=True, quiet=True)
-    train(dataclasses.replace(config, checkpoint_every=1, workers=1), tmp_path / "fleet", resume=True, quiet=True)
+    train(changed(config, checkpoint_every=1, workers=1), tmp_path / "fleet", resume=True, quiet=True)
 
 
 def test_a_damaged_checkpoint_is_out_of_the_way_once_the_fleet_goes_on(tmp_path):
-    config = dataclasses.replace(TINY, seeds=(0,), rho=(0.0,), workers=0, checkpoint_every=4)
+    config = changed(TINY, seeds=(0,), rho=(0.0,), workers=0, checkpoint_every=4)
     fleets.write(config, tmp_path / "fleet")
     fleets.cut_after(10, config, tmp_path / "fleet")
     four, eight = sorted((tmp_path / "fleet").glob("checkpoint-*.npz"))
@@ -447,7 +453,7 @@ def test_a_damaged_checkpoint_is_out_of_the_way_once_the_fleet_goes_on(tmp_path)
 
 
 def test_who_only_looks_whether_all_is_done_is_not_noted_as_its_machine(tmp_path):
-    config = dataclasses.replace(TINY, seeds=(0,), rho=(0.0,), workers=0, steps_per_task=64)
+    config = changed(TINY, seeds=(0,), rho=(0.0,), workers=0, steps_per_task=64)
     train(config, tmp_path / "fleet", quiet=True)
     environment = tmp_path / "fleet" / "rho0-seed0" / "environment.json"
     elsewhere = json.loads(environment.read_text()) | {"device": {"kind": "another"}}
@@ -458,19 +464,22 @@ def test_who_only_looks_whether_all_is_done_is_not_noted_as_its_machine(tmp_path
 
 def test_closing_a_fleet_waits_for_what_is_running_and_begins_nothing(tmp_path, monkeypatch):
     slow = Slow(tmp_path, monkeypatch)
-    running, begun = threading.Barrier(3), []
+    running, begun, ended = threading.Barrier(3), [], []
 
-    def half_a_second(group, order):
+    def until_the_rest_is_cancelled(group, order):
         begun.append(order.iteration)
-        running.wait(60)
-        time.sleep(0.5)
+        running.wait(PATIENCE)
+        processes.until(lambda: all(future.cancelled() for future in waiting))
+        ended.append(order.iteration)
 
-    monkeypatch.setattr(Group, "advance", half_a_second)
+    monkeypatch.setattr(Group, "advance", until_the_rest_is_cancelled)
     for _ in range(4):
         slow.fleet._begin_iteration()
-    running.wait(60)
+    waiting = [future for _, futures in list(slow.fleet.queue)[1:] for future in futures]
+    assert len(waiting) == 6
+    running.wait(PATIENCE)
     slow.fleet.close()
-    assert begun == [0, 0]
+    assert begun == ended == [0, 0]
 
 
 def test_whoever_has_plans_for_sigterm_keeps_them(tmp_path, monkeypatch):
@@ -485,14 +494,18 @@ def test_whoever_has_plans_for_sigterm_keeps_them(tmp_path, monkeypatch):
     monkeypatch.setattr(Fleet, "advance", interrupted)
     before = signal.signal(signal.SIGTERM, lambda *_: heard.append("theirs"))
     try:
-        train(dataclasses.replace(TINY, seeds=(0,), rho=(0.0,), workers=0), tmp_path / "fleet", quiet=True)
+        train(changed(TINY, seeds=(0,), rho=(0.0,), workers=0), tmp_path / "fleet", quiet=True)
     finally:
         signal.signal(signal.SIGTERM, before)
     assert heard == ["theirs"]
 
 
+def watched(state):
+    return state.nets["actor"].log_std, state.moments["actor"].count
+
+
 def test_task_boundaries_keep_what_they_say(tmp_path):
-    config = dataclasses.replace(TINY, seeds=(0,), rho=(0.1,), workers=0, steps_per_task=64)
+    config = changed(TINY, seeds=(0,), rho=(0.1,), workers=0, steps_per_task=64)
     for protocol, boundary, kept in [
         ("crl", Boundary(), {"parameters": True, "moments": True, "statistics": True}),
         (
@@ -502,26 +515,28 @@ def test_task_boundaries_keep_what_they_say(tmp_path):
         ),
         ("rl", Boundary(), {"parameters": False, "moments": False, "statistics": False}),
     ]:
-        fleet = Fleet(dataclasses.replace(config, protocol=protocol, boundary=boundary), tmp_path)
+        fleet = Fleet(changed(config, protocol=protocol, boundary=boundary), tmp_path)
         try:
             fleet.begin_task()
             fleet.groups[0].advance(Order(0, 0, 1.0))
-            before = [np.asarray(leaf) for leaf in (fleet.state.actor.log_std, fleet.state.actor_moments.count)]
-            count = fleet.statistics.count.copy()
-            fleet.groups[0].enter("probe/reach-east", fleet.config.kept)
-            assert np.array_equal(fleet.state.actor.log_std, before[0]) == kept["parameters"]
-            assert np.array_equal(fleet.state.actor_moments.count, before[1]) == kept["moments"]
-            assert (fleet.statistics.count > count).all() == kept["statistics"]
-            assert fleet.groups[0].pool.task == "reach-east"
+            (group,) = fleet.groups
+            before = [np.asarray(leaf) for leaf in watched(group.state)]
+            count = group.source.statistics.count.copy()
+            group.enter("probe/reach-east", fleet.config.kept)
+            log_std, moments = watched(group.state)
+            assert np.array_equal(log_std, before[0]) == kept["parameters"]
+            assert np.array_equal(moments, before[1]) == kept["moments"]
+            assert (group.source.statistics.count > count).all() == kept["statistics"]
+            assert group.source.pool.task == "reach-east"
         finally:
             fleet.close()
 
 
 def test_retention_matrix_if_asked(tmp_path):
-    evaluation = dataclasses.replace(TINY.evaluation, retention=True, heldout=0)
-    config = dataclasses.replace(TINY, seeds=(0,), rho=(0.0,), steps_per_task=64, evaluation=evaluation, workers=0)
+    evaluation = changed(TINY.evaluation, retention=True, heldout=0)
+    config = changed(TINY, seeds=(0,), rho=(0.0,), steps_per_task=64, evaluation=evaluation, workers=0)
     train(config, tmp_path / "fleet", quiet=True)
-    episodes = run_directory.read_episodes(tmp_path / "fleet" / run_name(0, 0.0))
+    episodes = run_directory.read_episodes(tmp_path / "fleet" / "rho0-seed0")
     seen = {(e["step"], e["task"]) for e in episodes if e["kind"] in ("retention", "final")}
     assert seen == {(step, task) for step in (64, 128) for task in config.tasks}
 
@@ -541,9 +556,9 @@ def test_wandb_gets_the_same_numbers_if_asked_for(tmp_path, monkeypatch):
             sent[self.name].append("finished")
 
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=Run))
-    config = dataclasses.replace(TINY, seeds=(0,), rho=(0.0,), steps_per_task=64, wandb="project", workers=0)
+    config = changed(TINY, seeds=(0,), rho=(0.0,), steps_per_task=64, wandb="project", workers=0)
     train(config, tmp_path / "fleet", quiet=True)
-    events = run_directory.read_events(tmp_path / "fleet" / run_name(0, 0.0))
+    events = run_directory.read_events(tmp_path / "fleet" / "rho0-seed0")
     *values, last = sent["fleet/rho0-seed0"]
     assert last == "finished"
     assert [value["step"] for value in values] == [event["step"] for event in events]
@@ -563,7 +578,7 @@ def test_a_fleet_killed_while_it_made_its_directories_can_be_resumed(straight, t
 
 
 def test_one_program_for_all_tasks(tmp_path):
-    ppo._update_exactly.clear_cache()
-    config = dataclasses.replace(TINY, seeds=(0,), rho=(0.0,), steps_per_task=128, workers=0)
+    rows._update_exactly.clear_cache()
+    config = changed(TINY, seeds=(0,), rho=(0.0,), steps_per_task=128, workers=0)
     train(config, tmp_path / "fleet", quiet=True)
-    assert ppo._update_exactly._cache_size() == 1
+    assert rows._update_exactly._cache_size() == 1

@@ -1,18 +1,16 @@
 """Groups that share the cores: how many at once, and who goes first."""
 
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from processes import PATIENCE, until
 
 from sphere.envs.turns import Turns
 
 
 def waiting(turns, count):
-    deadline = time.monotonic() + 30
-    while len(turns._waiting) < count and time.monotonic() < deadline:
-        time.sleep(0.001)
+    until(lambda: len(turns._waiting) >= count)
     assert len(turns._waiting) == count
 
 
@@ -27,7 +25,7 @@ def test_no_more_than_there_are_places_and_as_many_as_there_are(places):
             with lock:
                 inside += 1
                 most = max(most, inside)
-            full.wait(30)
+            full.wait(PATIENCE)
             with lock:
                 inside -= 1
 
@@ -57,4 +55,4 @@ def test_one_that_fails_leaves_its_place():
     with pytest.raises(KeyError), turns.taken(0):
         raise KeyError
     with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(lambda: turns.taken(3).__enter__() is None).result(timeout=30)
+        assert pool.submit(lambda: turns.taken(3).__enter__() is None).result(timeout=PATIENCE)

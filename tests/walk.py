@@ -1,13 +1,14 @@
-"""A suite for the tests of the pool, light because their workers import it, and looks at processes."""
+"""A suite for the tests of the pool, light because their workers import it."""
 
 import os
 import sys
-import time
+import threading
 from pathlib import Path
 
 import numpy as np
 
 HORIZON = 7
+TROUBLED = 3  # the step that a troubled environment does not survive
 
 
 class Walk:
@@ -17,10 +18,10 @@ class Walk:
     horizon = HORIZON
     action_low, action_high = np.array([-2.0]), np.array([1.0])
 
-    def __init__(self, task, num_envs, trouble=""):
+    def __init__(self, task, num_envs, trouble="", sign=""):
         self.observation_size = 5 if task == "wide" else 3
         self.speed = 2.0 if task == "run" else 1.0
-        self.trouble = trouble
+        self.trouble, self.sign = trouble, sign  # a file that is made when the trouble begins
         self.x, self.drift = np.zeros(num_envs), np.zeros(num_envs)
         self.t, self.life = np.zeros(num_envs, int), np.zeros(num_envs, int)
         if trouble == "begin":
@@ -38,13 +39,19 @@ class Walk:
     def step(self, action):
         self.t += 1
         self.x += self.speed * action[:, 0] + self.drift
-        if self.t.max() == 3 and self.trouble == "step":
-            raise ZeroDivisionError("the robot fell apart")
-        if self.t.max() == 3 and self.trouble == "hang":
-            time.sleep(1000)
-        if self.t.max() == 3 and self.trouble == "exit":
-            os._exit(3)
+        if self.t.max() == TROUBLED:
+            self.fail()
         return self.observe(), self.x.copy(), self.t >= self.life, self.x > 0
+
+    def fail(self):
+        if self.sign:
+            Path(self.sign).touch()
+        if self.trouble == "step":
+            raise ZeroDivisionError("the robot fell apart")
+        if self.trouble == "hang":
+            threading.Event().wait()  # for ever
+        if self.trouble == "exit":
+            os._exit(3)
 
     def get_state(self):
         return {"x": self.x, "drift": self.drift, "t": self.t, "life": self.life}
@@ -78,30 +85,3 @@ def play(pool, steps=25, key=0):
         obs, reward, terminated, truncated, infos = pool.step(rng.normal(size=pool.action_space.shape))
         yield from (obs, reward, terminated, truncated, infos["final_obs"], infos["success"])
         yield from infos.get("episode", {}).values()
-
-
-def children(pid):
-    """Process ids of the living children of a process."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[1]) == pid and fields[0] != "Z":
-            found.append(int(stat.parent.name))
-    return set(found)
-
-
-def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def gone(pids, within):
-    deadline = time.monotonic() + within
-    while any(map(alive, pids)) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return not any(map(alive, pids))

@@ -8,7 +8,7 @@ import optax
 from jax import Array
 from jaxtyping import Float
 
-from sphere.penalty import sum_of_squares
+from sphere.coefficient import sum_of_squares
 
 BETA_1, BETA_2 = 0.9, 0.999
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from sphere.nets.mlp import turned
+from sphere.nets.mlp import transpose_kernel
 
 SMALL = 2**14
 """Entries up to which a leaf goes into the common vector; above, one more kernel costs less than a copy."""
@@ -25,13 +25,13 @@ def packing(tree: Any) -> tuple[Callable[[Any], tuple[Array, ...]], Callable[[tu
     The gradient through `unpack` comes packed, without a sum over slices. It has no forward-mode derivative.
     """
     leaves, structure = jax.tree.flatten(tree)
-    shapes = [jax.eval_shape(turned, leaf).shape for leaf in leaves]
+    shapes = [jax.eval_shape(transpose_kernel, leaf).shape for leaf in leaves]
     sizes = [math.prod(shape) for shape in shapes]
     small = [i for i, size in enumerate(sizes) if size <= SMALL]
     large = [i for i, size in enumerate(sizes) if size > SMALL]
 
     def pack(tree: Any) -> tuple[Array, ...]:
-        parts = [turned(leaf) for leaf in jax.tree.leaves(tree)]
+        parts = [transpose_kernel(leaf) for leaf in jax.tree.leaves(tree)]
         vector = [jnp.concatenate([parts[i].reshape(-1) for i in small])] if small else []
         return (*vector, *(parts[i] for i in large))
 
@@ -41,7 +41,7 @@ def packing(tree: Any) -> tuple[Callable[[Any], tuple[Array, ...]], Callable[[tu
         for i in small:
             found[i] = parts[0][begin : begin + sizes[i]].reshape(shapes[i])
             begin += sizes[i]
-        return jax.tree.unflatten(structure, [turned(found[i]) for i in range(len(leaves))])
+        return jax.tree.unflatten(structure, [transpose_kernel(found[i]) for i in range(len(leaves))])
 
     unpack = jax.custom_vjp(split)
     unpack.defvjp(lambda parts: (split(parts), None), lambda _, cotangent: (pack(cotangent),))

@@ -1,245 +1,303 @@
-"""Proximal policy optimisation as the released SPHERE code runs it (SB3/SBX semantics), for a run or a fleet of runs.
+"""Proximal policy optimisation as the released SPHERE code runs it (SB3/SBX semantics).
 
-Settings and state are in `state.py`, advantages in `advantages.py`, losses and the minibatch step in `losses.py`; here are
-acting, the whole update, and fleets. Functions are written for one run; `mean_fleet`, `update_fleet` and others do the same
-for every row of a leading run axis, compiled once per program.
+The equations are in `ppo_equations.py`; a fleet of it is made by `fleet.py`.
 """
 
-from collections.abc import Callable
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-from jaxtyping import Array, Float, Integer
+from jaxtyping import Array, Bool, Float, Integer
 
-from sphere.algos.advantages import gae, prepare
-from sphere.algos.losses import ActorTerms, Scene, actor_loss, adapt_rate, critic_loss, minibatch
-from sphere.algos.packing import packing
+from sphere.algos.learner import Clock, Data, DataSpec, Keep, Learner, Numbers
+from sphere.algos.optimiser import clipped_adam
+from sphere.algos.ppo_equations import Batch, Rollout, actor_loss, adapt_rate, critic_loss, prepare
 from sphere.algos.state import (
-    ACT,
+    INIT_ACTOR,
+    INIT_CRITIC,
     METHODS,
     SHUFFLE,
     SHUFFLE_OTHER,
-    Batch,
-    Hyper,
-    Metrics,
-    Numbers,
-    PPOConfig,
-    PPOState,
-    Rollout,
-    acting,
-    begin_task,
+    TrainState,
+    crossed,
     effective,
-    init,
+    forms,
+    in_form,
+    init_methods,
+    init_moments,
+    of_methods,
 )
-from sphere.methods.method import Role, overrides
-from sphere.nets import GaussianActor
+from sphere.algos.step import Surroundings, added, after_step, gradient
+from sphere.errors import in_range
+from sphere.methods import Method, Sphere
+from sphere.methods.method import overrides
+from sphere.nets import GaussianActor, NetConfig, Value, build, with_temperature
 
-__all__ = [
-    "ACT",
-    "ActorTerms",
-    "Batch",
-    "GaussianActor",
-    "Hyper",
-    "Metrics",
-    "PPOConfig",
-    "PPOState",
-    "Rollout",
-    "Scene",
-    "acting",
-    "actor_loss",
-    "adapt_rate",
-    "begin_task",
-    "critic_loss",
-    "gae",
-    "init",
-    "minibatch",
-    "prepare",
-]
+BOUNDS = {
+    **dict.fromkeys(("num_envs", "rollout_steps", "batch_size", "epochs"), (1, None)),
+    **dict.fromkeys(("gamma", "gae_lambda", "anneal"), (0, 1)),
+    **dict.fromkeys(("clip", "learning_rate", "final_learning_rate", "target_kl", "adam_eps"), (0, None)),
+}
 
 
-def log_prob(
-    actor: GaussianActor, obs: Float[Array, "time env obs"], action: Float[Array, "time env act"]
-) -> Float[Array, "time env"]:
-    """Of a whole rollout's actions at once, after it: what acting need not fetch step by step. In parts of 128 steps."""
-    return jax.lax.map(lambda xs: actor(xs[0])[0].log_prob(xs[1]), (obs, action), batch_size=128)
+class PPOState(TrainState):
+    rate: Float[Array, "*fleet"]
+    """The KL-adaptive learning rate."""
 
 
-def scheduled(config: PPOConfig, hyper: Hyper, progress: Float[Array, ""]) -> Float[Array, ""]:
+class Metrics(NamedTuple):
+    """Means over the minibatches of an update, unless said otherwise."""
+
+    policy_loss: Float[Array, ""]
+    value_loss: Float[Array, ""]
+    entropy: Float[Array, ""]
+    kl: Float[Array, ""]
+    clip_fraction: Float[Array, ""]
+    penalty: Float[Array, ""]
+    """Of all methods that add to a loss, before it is weighted; of several, their sum."""
+    coefficient: Float[Array, ""]
+    """Its weight; of several, their sum."""
+    actor_grad_norm: Float[Array, ""]
+    critic_grad_norm: Float[Array, ""]
+    learning_rate: Float[Array, ""]
+    finite: Bool[Array, ""]
+    """No loss, gradient or parameter is NaN or infinite; the minimum over minibatches."""
+    replaced: Float[Array, ""]
+    """Units that were reset (CBP, ReDo); the sum over minibatches."""
+
+
+@dataclass(frozen=True)
+class PPO(Learner):
+    """Proximal policy optimisation. Numbers that a sweep varies are named in `numbers`; they do not change the program."""
+
+    name: ClassVar[str] = "ppo"
+    title: ClassVar[str] = "PPO"
+
+    num_envs: int = 8
+    """Environments per run."""
+    rollout_steps: int = 2048
+    """Steps of each environment per iteration."""
+    batch_size: int = 256
+    """Samples of a minibatch; must divide num_envs * rollout_steps."""
+    epochs: int = 10
+    """Passes over a rollout."""
+    gamma: float = 0.99
+    gae_lambda: float = 0.95
+    clip: float = 0.2
+    """Half-width of the trust interval on the probability ratio."""
+    max_grad_norm: float = 0.5
+    """Actor and critic are clipped by global norm, each on its own."""
+    entropy_coefficient: float = 0.0
+    value_coefficient: float = 0.5
+    learning_rate: float = 3e-4
+    final_learning_rate: float = 1e-4
+    """Reached linearly, then kept; the schedule restarts with every task."""
+    anneal: float = 1.0
+    """Fraction of a task over which the rate falls: 1 on MetaWorld, 0.5 on HumanoidBench in the paper."""
+    target_kl: float | None = None
+    """Set: the rate follows the KL divergence instead of the schedule (released HumanoidBench setting: 0.03)."""
+    adam_eps: float = 1e-5
+    """1e-5, not 1e-8: Adam in the reference PPO."""
+    actor: NetConfig = NetConfig()
+    critic: NetConfig = NetConfig(kind="mlp")
+    methods: tuple[Method, ...] = (Sphere(),)
+    """What keeps the networks plastic; on the command line --method NAME. With rho 0 SPHERE leaves no trace."""
+    deterministic: bool = True
+    """On a GPU, choose kernels by rule, not by timing them: the same seed then gives the same bits in every process, as an
+    exact resume needs. False makes updates about a quarter faster."""
+
+    def __post_init__(self) -> None:
+        in_range(self, BOUNDS, "ppo.")
+        if not 0 < self.max_grad_norm < math.inf:
+            raise ValueError(
+                f"ppo.max_grad_norm={self.max_grad_norm}; want a number above 0: 0 would make every gradient 0, and nothing "
+                "would be learned; a large one, as 1e9, clips nothing"
+            )
+        samples = self.num_envs * self.rollout_steps
+        if samples % self.batch_size:
+            fitting = [b for b in range(1, samples + 1) if samples % b == 0]
+            nearest = sorted(sorted(fitting, key=lambda b: abs(math.log(b / max(self.batch_size, 1))))[:6])
+            raise ValueError(
+                f"a rollout has num_envs*rollout_steps = {samples} samples, not a multiple of batch_size="
+                f"{self.batch_size}; use one of {', '.join(map(str, nearest))}"
+            )
+        check_methods(self.methods, self.nets)
+
+    @property
+    def rollout(self) -> tuple[int, int]:
+        return self.num_envs, self.rollout_steps
+
+    @property
+    def nets(self) -> dict[str, NetConfig]:
+        return {"actor": self.actor, "critic": self.critic}
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        rates = {"learning_rate": self.learning_rate, "final_learning_rate": self.final_learning_rate}
+        gate = {} if self.actor.kind == "mlp" else {"temperature": self.actor.temperature}
+        return rates | gate
+
+    def init(self, spec: DataSpec, seed: Integer[Array, ""], numbers: Numbers) -> PPOState:
+        key = jax.random.key(seed)
+        nets = self.nets
+        for method in self.methods:
+            nets = {role: method.network(role, net) for role, net in nets.items()}
+        (inner,) = spec.observation
+        trunk = build(nets["actor"], inner, spec.action, key=jax.random.fold_in(key, INIT_ACTOR))
+        if "temperature" in numbers:
+            trunk = with_temperature(trunk, numbers["temperature"])
+        value = build(nets["critic"], inner, 1, key=jax.random.fold_in(key, INIT_CRITIC))
+        made = {"actor": GaussianActor(trunk, spec.action), "critic": Value(value)}
+        # float32 by name: a weakly typed first state would compile the update a second time
+        rate = jnp.asarray(numbers["learning_rate"], jnp.float32)
+        return PPOState(
+            nets=made, moments=init_moments(made), methods=init_methods(self.methods, made, seed), rate=rate
+        )
+
+    def policy(self, state: PPOState) -> GaussianActor:
+        """The actor as it acts; the same network unless a method changes how its parameters are used."""
+        return effective(self.methods, state.methods, "actor", state.nets["actor"])
+
+    def annotate(self, policy: GaussianActor, data: Data) -> dict[str, Array]:
+        """Log-probabilities of a whole rollout's actions at once: acting need not fetch them step by step. By the network that
+        learns, so that the ratio of the first minibatch is one. In parts of 128 steps."""
+        columns = (data["obs"], data["action"])
+        return {"log_prob": jax.lax.map(lambda xs: policy(xs[0])[0].log_prob(xs[1]), columns, batch_size=128)}
+
+    def update(
+        self, state: PPOState, numbers: Numbers, data: Data, seed: Integer[Array, ""], clock: Clock
+    ) -> tuple[PPOState, dict[str, Array]]:
+        """All epochs over one rollout, as one scan over minibatches."""
+        critic = effective(self.methods, state.methods, "critic", state.nets["critic"])
+        flat = prepare(critic, Rollout(**data), self.gamma, self.gae_lambda)
+        samples = flat.returns.shape[0]
+
+        def orders(purpose: int) -> Integer[Array, "minibatch batch"]:
+            key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), purpose), clock.iteration)
+            rows = jax.vmap(lambda k: jax.random.permutation(k, samples))(jax.random.split(key, self.epochs))
+            return rows.reshape(-1, self.batch_size)
+
+        rate = scheduled(self, numbers, clock.progress)
+        state = of_methods(self.methods, state, lambda method, own: method.begin_iteration(own, clock.progress))
+
+        # one gather per minibatch instead of five: on a GPU small steps are bound by the number of launches
+        columns = [leaf.reshape(samples, -1) for leaf in flat]
+        ends = np.cumsum([column.shape[1] for column in columns])[:-1].tolist()
+        table = jnp.concatenate(columns, axis=1)
+
+        def step(state: PPOState, xs: tuple[Any, Any, Any]) -> tuple[PPOState, Float[Array, " metric"]]:
+            rows, other, index = xs
+            parts = jnp.split(table[rows], ends, axis=1)
+            batch = Batch(*(part.reshape(-1, *leaf.shape[1:]) for part, leaf in zip(parts, flat, strict=True)))
+            around = Surroundings(unpack, pack)
+            if other is not None:
+                around = around._replace(other_inputs=flat.obs[other])
+            if index is not None:
+                steps = clock.iteration * len(order) + index
+                around = around._replace(steps=steps, key=jax.random.fold_in(method_key, index))
+            state, metrics = minibatch(self, state, numbers, rate, batch, around)
+            # side by side for the same reason: each by itself would be a kernel that writes one number
+            return state, jnp.stack([jnp.asarray(metric, jnp.float32) for metric in metrics])
+
+        order = orders(SHUFFLE)
+        # what no method asks for is not in the program
+        other = orders(SHUFFLE_OTHER) if any(method.other_batch for method in self.methods) else None
+        after = any(overrides(method, "after") for method in self.methods)
+        index = jnp.arange(len(order), dtype=jnp.int32) if after else None
+        method_key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), METHODS), clock.iteration)
+        pack, unpack = forms(state.nets)
+        packed, written = jax.lax.scan(step, in_form(self.methods, state, pack), (order, other, index))
+        state = in_form(self.methods, packed, unpack)
+        means = Metrics(*jnp.mean(written, axis=0))
+        healthy = jnp.all(written[:, Metrics._fields.index("finite")] > 0) & jnp.all(
+            jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(state.nets)])
+        )
+        return state, means._replace(finite=healthy, replaced=means.replaced * len(order))._asdict()
+
+    def cross(self, old: PPOState, fresh: PPOState, keep: Keep, seed: Integer[Array, ""]) -> PPOState:
+        state = crossed(self.methods, old, fresh, keep, seed)
+        return dataclasses.replace(state, rate=old.rate if keep.learning_rate else fresh.rate)
+
+    def trial(self, spec: DataSpec, runs: int) -> tuple["PPO", dict[str, Any], float]:
+        """A few minibatches: enough for the clock, few enough to wait for."""
+        few = dataclasses.replace(self, num_envs=1, rollout_steps=8 * self.batch_size, epochs=1)
+        shape = (runs, few.rollout_steps, 1)
+        zeros, none = np.zeros(shape, np.float32), np.zeros(shape, bool)
+        # evenly spread numbers: a router that sees equal states would send all of them to the same experts
+        obs = np.sin(np.arange(math.prod((*shape, *spec.observation)), dtype=np.float32)).reshape(
+            *shape, *spec.observation
+        )
+        action = np.zeros((*shape, spec.action), np.float32)
+        data: dict[str, Any] = {"reward": zeros, "log_prob": zeros, "terminated": none, "done": none}
+        data |= {"obs": obs, "next_obs": obs, "action": action}
+        return few, data, self.epochs * self.iteration_steps / few.rollout_steps
+
+
+def check_methods(methods: tuple[Method, ...], nets: Mapping[str, NetConfig]) -> None:
+    """Refuse methods that exclude each other or could have no effect on these networks."""
+    balancing = [method.name for method in methods if overrides(method, "gradient")]
+    if len(balancing) > 1:
+        raise ValueError(f"{' and '.join(balancing)} both weigh their loss by gradients; choose one")
+    for method in methods:
+        method.check(nets)
+
+
+def scheduled(config: PPO, numbers: Numbers, progress: Float[Array, ""]) -> Float[Array, ""]:
     """Linear from the first to the final rate over `anneal` of the task, then constant; progress runs from 0 to 1."""
     fraction = jnp.clip(progress / config.anneal, 0.0, 1.0)
-    return hyper.learning_rate + fraction * (hyper.final_learning_rate - hyper.learning_rate)
+    first, last = numbers["learning_rate"], numbers["final_learning_rate"]
+    return first + fraction * (last - first)
 
 
-def update(
-    config: PPOConfig,
+def minibatch(
+    config: PPO,
     state: PPOState,
-    hyper: Hyper,
-    rollout: Rollout,
-    seed: Integer[Array, ""],
-    iteration: Integer[Array, ""],
-    progress: Float[Array, ""],
+    numbers: Numbers,
+    scheduled_rate: Float[Array, ""],
+    batch: Batch,
+    around: Surroundings = Surroundings(),  # noqa: B008 - a value
 ) -> tuple[PPOState, Metrics]:
-    """All epochs over one rollout, as one scan over minibatches. `iteration` counts the run's updates from 0."""
-    data = prepare(config, state, rollout)
-    samples = data.returns.shape[0]
-
-    def orders(purpose: int) -> Integer[Array, "minibatch batch"]:
-        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), purpose), iteration)
-        rows = jax.vmap(lambda k: jax.random.permutation(k, samples))(jax.random.split(key, config.epochs))
-        return rows.reshape(-1, config.batch_size)
-
-    rate = scheduled(config, hyper, progress)
-    own = {
-        m.name: m.begin_iteration(state.mitigation[m.name], progress)
-        for m in config.methods
-        if m.name in state.mitigation
+    """One gradient step of the actor, then of the critic, then what methods do after a step."""
+    methods = config.methods
+    rate = scheduled_rate if config.target_kl is None else state.rate
+    losses = {
+        "actor": lambda net: actor_loss(net, batch, config.clip, config.entropy_coefficient),
+        "critic": lambda net: critic_loss(net, batch, config.value_coefficient),
     }
-    state = PPOState(state.actor, state.critic, state.actor_moments, state.critic_moments, state.rate, own)
-
-    # one gather per minibatch instead of five: on a GPU small steps are bound by the number of launches
-    columns = [leaf.reshape(samples, -1) for leaf in data]
-    ends = np.cumsum([column.shape[1] for column in columns])[:-1].tolist()
-    table = jnp.concatenate(columns, axis=1)
-
-    def step(state: PPOState, xs: tuple[Any, Any, Any]) -> tuple[PPOState, Float[Array, " metric"]]:
-        rows, other, index = xs
-        parts = jnp.split(table[rows], ends, axis=1)
-        batch = Batch(*(part.reshape(-1, *leaf.shape[1:]) for part, leaf in zip(parts, data, strict=True)))
-        scene = Scene(unpack, pack)
-        if other is not None:
-            scene = scene._replace(other_obs=data.obs[other])
-        if index is not None:
-            scene = scene._replace(steps=iteration * len(order) + index, key=jax.random.fold_in(method_key, index))
-        state, metrics = minibatch(config, state, hyper, rate, batch, scene)
-        # side by side for the same reason: each by itself would be a kernel that writes one number
-        return state, jnp.stack([jnp.asarray(metric, jnp.float32) for metric in metrics])
-
-    order = orders(SHUFFLE)
-    # what no method asks for is not in the program
-    other = orders(SHUFFLE_OTHER) if any(method.other_batch for method in config.methods) else None
-    after = any(overrides(method, "after") for method in config.methods)
-    index = jnp.arange(len(order), dtype=jnp.int32) if after else None
-    method_key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), METHODS), iteration)
-    pack: dict[Role, Callable[[Any], Any]] = {}
-    unpack: dict[Role, Callable[[Any], Any]] = {}
-    pack["actor"], unpack["actor"] = packing(state.actor)
-    pack["critic"], unpack["critic"] = packing(state.critic)
-    packed, written = jax.lax.scan(step, _repacked(config, state, pack), (order, other, index))
-    state = _repacked(config, packed, unpack)
-    means = Metrics(*jnp.mean(written, axis=0))
-    healthy = jnp.all(written[:, Metrics._fields.index("finite")] > 0) & jnp.all(
-        jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves((state.actor, state.critic))])
+    found = {role: gradient(methods, state, numbers, role, loss, batch.obs, around) for role, loss in losses.items()}
+    values = {role: one for role, (one, _) in found.items()}
+    adam = partial(clipped_adam, max_norm=config.max_grad_norm, eps=config.adam_eps)
+    moved = {role: adam(state.nets[role], state.moments[role], grad, rate) for role, (_, grad) in found.items()}
+    terms, error = values["actor"].aux.facts, values["critic"].aux.facts
+    norms = {role: norm for role, (_, _, norm) in moved.items()}
+    penalty, coefficient = added(values)
+    stepped = dataclasses.replace(
+        state,
+        nets={role: net for role, (net, _, _) in moved.items()},
+        moments={role: moments for role, (_, moments, _) in moved.items()},
+        rate=state.rate if config.target_kl is None else adapt_rate(state.rate, terms.kl, config.target_kl),
     )
-    return state, means._replace(finite=healthy, replaced=means.replaced * len(order))
-
-
-def _repacked(config: PPOConfig, state: PPOState, change: dict[Any, Any]) -> PPOState:
-    """Networks and moments in another form; counters as they are."""
-
-    def moments(adam: optax.ScaleByAdamState, change: Any) -> optax.ScaleByAdamState:
-        return adam._replace(mu=change(adam.mu), nu=change(adam.nu))
-
-    own = {m.name: m.carried(state.mitigation[m.name], change) for m in config.methods if m.name in state.mitigation}
-    return PPOState(
-        change["actor"](state.actor),
-        change["critic"](state.critic),
-        moments(state.actor_moments, change["actor"]),
-        moments(state.critic_moments, change["critic"]),
-        state.rate,
-        own,
+    fraction = scheduled_rate / numbers["learning_rate"] if config.target_kl is None else jnp.ones_like(rate)
+    task_losses = {"actor": terms.policy_loss, "critic": error}
+    stepped, replaced = after_step(methods, state, stepped, values, task_losses, fraction, around)
+    metrics = Metrics(
+        terms.policy_loss,
+        error,
+        terms.entropy,
+        terms.kl,
+        terms.clip_fraction,
+        penalty,
+        coefficient,
+        norms["actor"],
+        norms["critic"],
+        rate,
+        jnp.isfinite(norms["actor"] + norms["critic"] + values["actor"].loss + values["critic"].loss),
+        replaced,
     )
-
-
-@partial(jax.jit, static_argnums=(0, 1, 2))
-def init_fleet(config: PPOConfig, obs_size: int, action_size: int, seeds: Integer[Numbers, " run"]) -> PPOState:
-    return jax.vmap(lambda seed: init(config, obs_size, action_size, seed))(seeds)
-
-
-def acting_fleet(config: PPOConfig, state: PPOState) -> GaussianActor:
-    """The actors as they act."""
-    if not any(overrides(method, "effective") for method in config.methods):
-        return state.actor
-    return _acting_fleet(config, state.actor, state.mitigation)
-
-
-def begin_task_fleet(config: PPOConfig, state: PPOState, seeds: Integer[Numbers, " run"], keep: bool) -> PPOState:
-    """`begin_task` of every run."""
-    return _begin_task_fleet(config, keep, state, seeds) if state.mitigation else state
-
-
-EXACT = {
-    "xla_gpu_deterministic_ops": True,
-    "xla_gpu_enable_triton_gemm": False,
-    "xla_gpu_enable_dynamic_slice_fusion": False,
-}
-"""Compiler options for the same bits in every process: without, a GPU's kernels are those that happened to be fastest.
-Without Triton's products, because some have no kernel at all unless they are timed (jax 0.11: "No supported config found").
-Products do not write into slices of larger arrays either: cuBLAS then finds its first choice to be unsupported."""
-
-
-@partial(jax.jit, compiler_options=EXACT)
-def log_prob_fleet(
-    actor: GaussianActor, obs: Float[Numbers, "run time env obs"], action: Float[Numbers, "run time env act"]
-) -> Float[Array, "run time env"]:
-    return jax.vmap(log_prob)(actor, obs, action)
-
-
-@partial(jax.jit, compiler_options=EXACT)
-def mean_fleet(actor: GaussianActor, obs: Float[Numbers, "run env obs"]) -> Float[Array, "run env act"]:
-    """What is done in evaluation, and to which training adds noise."""
-    return jax.vmap(lambda actor, obs: actor(obs)[0].mean)(actor, obs)
-
-
-def update_fleet(
-    config: PPOConfig,
-    state: PPOState,
-    hyper: Hyper,
-    rollout: Rollout,
-    seeds: Integer[Numbers, " run"],
-    iteration: Numbers,
-    progress: Numbers,
-) -> tuple[PPOState, Metrics]:
-    """`update` of every run; the state that goes in is gone afterwards (donated)."""
-    compiled = _update_exactly if config.deterministic else _update_fast
-    return compiled(config, state, hyper, rollout, seeds, iteration, progress)
-
-
-def side_by_side(config: PPOConfig, *arguments: Any) -> tuple[PPOState, Metrics]:
-    """All runs at once. A GPU waits for kernels to begin, not for them to end."""
-    return jax.vmap(partial(update, config), in_axes=(0, 0, 0, 0, None, None))(*arguments)
-
-
-def in_turns(config: PPOConfig, *arguments: Any) -> tuple[PPOState, Metrics]:
-    """One run after the other, each as if alone. Cores have no room for more, and with a run axis the compiler copies
-    parameters and gradients from order to order: an update takes 10 to 50% longer there (docs/log.md)."""
-    *by_run, iteration, progress = arguments
-
-    def one(own: tuple[PPOState, Hyper, Rollout, Array]) -> tuple[PPOState, Metrics]:
-        return update(config, *own, iteration, progress)
-
-    return jax.lax.map(one, tuple(by_run))
-
-
-def _update_fleet(config: PPOConfig, *arguments: Any) -> tuple[PPOState, Metrics]:
-    return (in_turns if jax.default_backend() == "cpu" else side_by_side)(config, *arguments)
-
-
-_update_fast = jax.jit(_update_fleet, static_argnums=0, donate_argnums=1)
-# Launched as graphs wherever possible, short ones too: the same bits, 7 to 17% faster (docs/log.md).
-_update_exactly = jax.jit(
-    _update_fleet, static_argnums=0, donate_argnums=1, compiler_options=EXACT | {"xla_gpu_graph_min_graph_size": 1}
-)
-
-
-@partial(jax.jit, static_argnums=0, compiler_options=EXACT)
-def _acting_fleet(config: PPOConfig, actor: Any, mitigation: dict[str, Any]) -> GaussianActor:
-    return jax.vmap(lambda net, own: effective(config, own, "actor", net))(actor, mitigation)
-
-
-@partial(jax.jit, static_argnums=(0, 1))
-def _begin_task_fleet(config: PPOConfig, keep: bool, state: PPOState, seeds: Integer[Numbers, " run"]) -> PPOState:
-    return jax.vmap(lambda state, seed: begin_task(config, state, seed, keep))(state, seeds)
+    return stepped, metrics

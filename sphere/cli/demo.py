@@ -1,24 +1,21 @@
-"""`make demo`: two methods, two seeds each, through two MetaWorld tasks on the real simulator, in minutes on two cores.
+"""`sphere demo`: two methods, two seeds each, through two MetaWorld tasks on the real simulator, minutes on two cores.
 
-A small Top-2 mixture of four experts learns one task after another and never starts anew; half of the fleet has the SPHERE
+A small Top-2 mixture of four experts learns one task after another and never starts over; half of the fleet has the SPHERE
 penalty. Networks, episodes and step counts are far below the paper's, so this shows that the machinery works and that the
 agents learn, not that one method is better. The table is computed from the records, for better or worse.
 """
 
-import argparse
-import dataclasses
-import json
-import shutil
-import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import tyro
 
 from sphere.presets import preset
 from sphere.storage import run_directory
-from sphere.training.loop import Interrupted, train
-from sphere.training.settings import HOW, FleetConfig, rebuild, run_name
+from sphere.training.loop import train
+from sphere.training.settings import FleetConfig, Run
 
 METHODS = {0.0: "Top-K", 0.1: "SPHERE"}
 
@@ -29,12 +26,10 @@ Series = dict[float, list[list[dict]]]
 
 
 def evaluations(config: FleetConfig, directory: Path) -> Series:
-    def events(seed: int, rho: float) -> list[dict]:
-        return [
-            e for e in run_directory.read_events(directory / run_name(seed, rho)) if "evaluation/success_at_end" in e
-        ]
+    def events(run: Run) -> list[dict]:
+        return [e for e in run_directory.read_events(directory / run.name) if "evaluation/success_at_end" in e]
 
-    return {rho: [events(seed, rho) for seed in config.seeds] for rho in config.rho}
+    return {rho: [events(run) for run in config.runs if run.numbers["rho"] == rho] for rho in config.rho}
 
 
 def table(config: FleetConfig, series: Series) -> str:
@@ -76,7 +71,7 @@ def figure(config: FleetConfig, series: Series, path: Path) -> None:
                     axis.plot(steps, one, color=colours[rho], alpha=0.3, linewidth=1)
                 label = METHODS[rho] if index == 0 else None
                 axis.plot(steps, values.mean(axis=0), color=colours[rho], linewidth=2, label=label)
-        length = config.iterations_per_task * config.iteration_steps / 1e3
+        length = config.task_steps / 1e3
         for index, task in enumerate(config.tasks):
             axis.axvline(index * length, color="0.8", linewidth=1, zorder=0)
             if axis is axes[0]:
@@ -90,49 +85,36 @@ def figure(config: FleetConfig, series: Series, path: Path) -> None:
     pyplot.close(drawing)
 
 
-def make_room(out: Path) -> None:
-    """An earlier demo goes; whatever else is there stays, also a demo that is running."""
-    if not out.exists() or all(path.name == "lock" for path in out.iterdir()):
-        return
-    if not (out / "fleet.json").exists():
-        raise FileExistsError(f"{out} holds something else; choose another --out")
-    with run_directory.lock_directory(out):
-        try:
-            there = rebuild(FleetConfig, json.loads((out / "fleet.json").read_text()))
-        except (ValueError, TypeError, AttributeError):
-            there = None
-        same = {name: getattr(DEMO, name) for name in HOW}
-        if not isinstance(there, FleetConfig) or dataclasses.replace(there, **same) != DEMO:
-            raise FileExistsError(f"{out} holds another fleet; remove it, or choose another --out")
-        shutil.rmtree(out)
+def free_place(wanted: Path) -> Path:
+    """An earlier demo stays: the next one goes beside it."""
+    number, out = 1, wanted
+    while out.exists():
+        number += 1
+        out = wanted.with_name(f"{wanted.name}-{number}")
+    return out
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="an earlier demo there is replaced")
-    out = parser.parse_args().out
-    try:
-        make_room(out)
-    except (RuntimeError, OSError) as error:
-        sys.exit(str(error))
+@dataclass(frozen=True)
+class Demo:
+    """Four small agents, with and without the penalty, through two MetaWorld tasks: minutes on two cores."""
+
+    out: Path | None = None
+    """Default: runs/demo, or the first of runs/demo-2, runs/demo-3, ... that is free."""
+
+
+def demo(arguments: list[str]) -> None:
+    options = tyro.cli(Demo, prog="sphere demo", args=arguments)
+    out = options.out or free_place(Path("runs/demo"))
     runs, tasks = len(DEMO.runs), ", ".join(task.split("/")[1] for task in DEMO.tasks)
     print(f"{runs} runs (Top-K and SPHERE, {len(DEMO.seeds)} seeds each), one fleet, through {tasks}")
     print(f"{DEMO.steps_per_task:,} steps of MetaWorld per task and run; a few minutes on two cores\n", flush=True)
     started = time.monotonic()
-    try:
-        train(DEMO, out)
-    except Interrupted as stopped:
-        print(stopped, file=sys.stderr)
-        sys.exit(130)  # as all that Ctrl-C ends
+    train(DEMO, out)
     elapsed = time.monotonic() - started
     series = evaluations(DEMO, out)
-    steps = runs * len(DEMO.tasks) * DEMO.iterations_per_task * DEMO.iteration_steps
+    steps = runs * len(DEMO.tasks) * DEMO.task_steps
     print("\nsuccess on each task, first evaluation -> end of its training (means over seeds)\n")
     print(table(DEMO, series))
     figure(DEMO, series, out / "demo.png")
     print(f"\n{steps:,} steps in {elapsed:.0f} s: {steps / elapsed:,.0f} per second, compiling and evaluation included")
     print(f"figure: {out / 'demo.png'}   records: sphere show {out}")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,30 +1,31 @@
-"""`sphere experiment list | plan | run | report`: its options and what they do."""
+"""`sphere experiment list | plan | run | report`."""
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import tyro
 
 from sphere.errors import in_range
-from sphere.experiments import NAMES, find
-from sphere.experiments.cells import Scale
-from sphere.experiments.experiment import Experiment
-from sphere.launch.launchers import LAUNCHERS, Resources, say
-from sphere.launch.schedule import Schedule
+from sphere.experiments import find, registry
+from sphere.experiments.experiment import Experiment, Scale
 from sphere.training.progress import plural
 
+if TYPE_CHECKING:  # `list` is quicker without it
+    from sphere.experiments.schedule import Schedule
+
 USAGE = """usage: sphere experiment list
-       sphere experiment plan NAME     which runs it needs, in which fleets, and which of them exist
-       sphere experiment run NAME      train what is missing, go on with what is half-done
-       sphere experiment report NAME   its tables, figures and page, from what there is
+       sphere experiment plan NAME     show the runs it needs, their fleets, and which of them exist
+       sphere experiment run NAME      train missing fleets, resume unfinished ones
+       sphere experiment report NAME   write its tables, figures and page from the runs that exist
 
   --scale smoke|small|paper   smoke (default): minutes on two cores; small: a tenth of the steps; paper: as in the paper
-  --seeds 0 1 2               default: 2, 3 and 5 of them (ten-seeds: 10; runtime and those from checkpoints: 1)
+  --seeds 0 1 2               default: 2, 3 or 5 seeds by scale (ten-seeds: 10; runtime and those from checkpoints: 1)
   --out DIR                   default: runs/experiments
-  --only "Top-K MoE" SPHERE   of plan and run: these of its methods alone
-  --at-once 2                 of run: so many fleets at the same time on this machine
-  --launcher local|ray|slurm  of run; sphere experiment run NAME --help tells more"""
+  --only "Top-K MoE" SPHERE   plan and run: only these of its methods
+  --at-once 2                 run: number of fleets at the same time on this machine
+  --launcher local|ray|slurm  run: where to train; sphere experiment run NAME --help has the details"""
 
 
 @dataclass(frozen=True)
@@ -34,48 +35,49 @@ class Options:
     name: tyro.conf.Positional[str]
     """As `sphere experiment list` shows it."""
     scale: Scale = "smoke"
-    """smoke: minutes on two cores, says nothing about methods; small: a tenth of the steps; paper: as in the paper."""
+    """smoke: minutes on two cores, a test of the code only; small: a tenth of the steps; paper: as in the paper."""
     seeds: tuple[int, ...] = ()
-    """Default: 2, 3 and 5 of them by scale (ten-seeds: 10; runtime and those from checkpoints: 1)."""
+    """Default: 2, 3 or 5 seeds by scale (ten-seeds: 10; runtime and those from checkpoints: 1)."""
     out: Path = Path("runs/experiments")
-    """Fleets are kept in a directory by scale and shared between experiments; reports beside them."""
+    """Holds a directory per scale, with the fleets, which experiments share, and the reports."""
 
 
 @dataclass(frozen=True)
 class PlanOptions(Options):
-    """Which runs an experiment needs, in which fleets, and which of them exist."""
+    """Show the runs that an experiment needs, their fleets, and which of them exist."""
 
     only: tuple[str, ...] = ()
-    """Methods, by the names that its tables have for them; default: all."""
+    """Methods, by their names in its tables; default: all."""
 
 
 @dataclass(frozen=True)
 class RunOptions(PlanOptions):
-    """Train what is missing of an experiment, and go on with what is half-done."""
+    """Train the missing fleets of an experiment and resume the unfinished ones."""
 
     launcher: Literal["local", "ray", "slurm"] = "local"
-    """local: here. ray: over a Ray cluster (RAY_ADDRESS, else one of this machine alone). slurm:
-    array jobs. The directory must be one that all machines see."""
+    """local: on this machine. ray: on the Ray cluster of RAY_ADDRESS, or on this machine alone without it. slurm: as
+    array jobs. With ray and slurm all machines must see the output directory."""
     at_once: int = 1
-    """local: fleets that are trained at the same time, each in a process of its own; they share cores and GPU, which one
-    fleet of a few runs does not fill."""
+    """local: number of fleets that are trained at the same time, each in a process of its own. They share cores and
+    GPU, which one fleet of a few runs does not use fully."""
     cpus: int | None = None
-    """Cores of a fleet. ray: default all of a node, or its share per GPU; slurm: default 8."""
+    """Cores of a fleet. Default with ray: all of a node, or one GPU's share of it; with slurm: 8."""
     gpus: int | None = None
-    """GPUs of a fleet. ray: default 1 if there is one; slurm: default 0."""
+    """GPUs of a fleet. Default with ray: 1 if there is one; with slurm: 0."""
     hours: float = 24.0
-    """slurm: when these are over a fleet goes back into the queue, and on from its checkpoint."""
+    """slurm: time limit of a job; after it the fleet is queued again and resumes from its checkpoint."""
     partition: str | None = None
-    """slurm: where to."""
+    """slurm: the partition to submit to."""
 
 
 def listing() -> str:
-    width = max(map(len, NAMES))
-    rows = [(name, find(name)) for name in NAMES]
-    return "\n".join(f"{name:<{width}}  {one.title}  [{one.source}]" for name, one in rows)
+    width = max(map(len, registry()))
+    return "\n".join(f"{name:<{width}}  {one.title}  [{one.source}]" for name, one in registry().items())
 
 
-def plan_text(name: str, experiment: Experiment, scale: Scale, schedule: Schedule) -> str:
+def plan_text(name: str, experiment: Experiment, scale: Scale, schedule: "Schedule") -> str:
+    from sphere.experiments.configs import fleet_in_words
+
     runs = schedule.runs
     done = {job.directory for job in schedule.jobs if job.finished}
     finished = sum(path.parent in done for path in runs.values())
@@ -90,19 +92,8 @@ def plan_text(name: str, experiment: Experiment, scale: Scale, schedule: Schedul
     ]
     width = max(len(job.directory.name) for job in schedule.jobs)
     for job in schedule.jobs:
-        config = job.config
-        shape = f"{plural(len(config.tasks), 'task')} x {config.iterations_per_task * config.iteration_steps:,} steps"
-        rho = " ".join(f"{value:g}" for value in config.rho)
-        lines.append(
-            f"  {job.directory.name:<{width}}  {plural(len(config.runs), 'run'):>8} "
-            f"(seeds {_spelled(config.seeds)}; rho {rho})  {shape}  {job.state}"
-        )
+        lines.append(f"  {job.directory.name:<{width}}  {fleet_in_words(job.config)}  {job.state}")
     return "\n".join(lines)
-
-
-def _spelled(seeds: tuple[int, ...]) -> str:
-    straight = len(seeds) > 2 and seeds == tuple(range(seeds[0], seeds[-1] + 1))
-    return f"{seeds[0]}-{seeds[-1]}" if straight else " ".join(map(str, seeds))
 
 
 def _chosen(options: PlanOptions) -> Experiment:
@@ -111,50 +102,52 @@ def _chosen(options: PlanOptions) -> Experiment:
 
 
 def plan(arguments: list[str]) -> None:
+    from sphere.experiments.gather import schedule_of
+
     options = tyro.cli(PlanOptions, prog="sphere experiment plan", args=arguments)
     experiment = _chosen(options)
-    schedule = experiment.schedule(options.scale, options.seeds, options.out)
+    schedule = schedule_of(experiment, options.scale, options.seeds, options.out)
     print(plan_text(options.name, experiment, options.scale, schedule))
 
 
 def run(arguments: list[str]) -> None:
+    from sphere.experiments.gather import schedule_of
+    from sphere.launch.launchers import LAUNCHERS, Resources, say
     from sphere.training.loop import Interrupted
 
     options = tyro.cli(RunOptions, prog="sphere experiment run", args=arguments)
     in_range(options, {"at_once": (1, None)})
     if options.at_once > 1 and options.launcher != "local":
-        raise ValueError(f"--at-once is for this machine; how many fleets run at a time is up to {options.launcher}")
-    experiment = _chosen(options)
-    schedule = experiment.schedule(options.scale, options.seeds, options.out)
+        raise ValueError(f"--at-once is for this machine; {options.launcher} decides how many fleets run at a time")
+    schedule = schedule_of(_chosen(options), options.scale, options.seeds, options.out)
     todo = schedule.open
     finished = len(schedule.jobs) - len(todo)
-    say(f"{options.name}, {options.scale}: {plural(len(schedule.jobs), 'fleet')}, {finished} of them finished")
+    say(f"{options.name}, {options.scale}: {plural(len(schedule.jobs), 'fleet')}, {finished} finished")
     if not todo:
         return
     resources = Resources(options.cpus, options.gpus, options.hours, options.partition, options.at_once)
     try:
         failed = LAUNCHERS[options.launcher](todo, resources, options.out / options.scale / options.launcher)
     except Interrupted as stopped:
-        raise Interrupted(f"{stopped.at}; go on with the same command") from None
+        raise Interrupted(f"{stopped.at}; repeat the command to resume") from None
     if failed:
-        told = "; ".join(f"{one.job.directory.name}: {one.reason}" for one in failed)
-        raise RuntimeError(
-            f"{len(failed)} of {plural(len(todo), 'fleet')} failed; once that is mended, the same command goes on: {told}"
-        )
+        reasons = "; ".join(f"{one.job.directory.name}: {one.reason}" for one in failed)
+        count = f"{len(failed)} of {plural(len(todo), 'fleet')}"
+        raise RuntimeError(f"{count} failed; fix the cause and repeat the command to resume: {reasons}")
     if options.launcher != "slurm":
-        say(
-            f"its tables and figures: sphere experiment report {options.name} --scale {options.scale} --out {options.out}"
-        )
+        words = f"{options.name} --scale {options.scale} --out {options.out}"
+        say(f"for tables and figures: sphere experiment report {words}")
 
 
 def report(arguments: list[str]) -> None:
+    from sphere.experiments.gather import gather
     from sphere.experiments.output import write_results
 
     options = tyro.cli(Options, prog="sphere experiment report", args=arguments)
     experiment = find(options.name)
-    found = experiment.found(options.scale, options.seeds, options.out)
+    found = gather(experiment, options.scale, options.seeds, options.out)
     for note in found.loaded.notes:
-        say(f"sphere: {note}")
+        print(f"sphere: {note}", file=sys.stderr)
     out = options.out / options.scale / "reports" / options.name
     written = write_results(options.name, experiment, found, out)
     print(f"{plural(len(found.loaded.runs), 'run')}, {plural(len(written), 'file')}: {out / 'index.html'}")
@@ -169,6 +162,6 @@ def experiment(arguments: list[str]) -> None:
     elif arguments[0] == "list":
         print(listing())
     elif arguments[0] not in VERBS:
-        raise ValueError(f"sphere experiment {arguments[0]!r} is not known; use list, plan, run or report")
+        raise ValueError(f"sphere experiment has no command {arguments[0]!r}; use list, plan, run or report")
     else:
         VERBS[arguments[0]](arguments[1:])

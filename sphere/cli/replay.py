@@ -1,4 +1,4 @@
-"""Replays recorded references through this program and prints how far it is from them: `sphere verify update FILE`."""
+"""Replays recorded references through this program and prints how far it is from them: `sphere verify update`."""
 
 import dataclasses
 import zipfile
@@ -10,12 +10,12 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
-from sphere.algos import ppo
-from sphere.algos.ppo import Batch, Hyper, PPOConfig, PPOState
+from sphere.algos.ppo import PPO, PPOState, minibatch
+from sphere.algos.ppo_equations import Batch
+from sphere.algos.state import init_moments
+from sphere.methods import Sphere
 from sphere.nets import MLP, GaussianActor, NetConfig, Value, build
-from sphere.variants import PenaltyConfig
 
 MODES: dict[str, Any] = {"grad": "gradient-norm", "loss": "loss-ratio", "none": None}
 # Targets of golden/README.md: parameters absolute, value and SPHERE losses relative, policy losses absolute.
@@ -48,10 +48,11 @@ def _fill(mlp: MLP, arrays: dict[str, np.ndarray], prefix: str) -> MLP:
 
 def _named(state: PPOState) -> dict[str, np.ndarray]:
     """The state's parameters under the file's names."""
-    trunk: Any = state.actor.trunk
+    actor, critic = state.nets["actor"], state.nets["critic"]
+    trunk: Any = actor.trunk
     parts = {"actor_after/experts": trunk.experts, "actor_after/gate": trunk.router.gate}
-    named = {"actor_after/log_std": np.asarray(state.actor.log_std)}
-    for prefix, mlp in (*parts.items(), ("critic_after", state.critic.trunk)):
+    named = {"actor_after/log_std": np.asarray(actor.log_std)}
+    for prefix, mlp in (*parts.items(), ("critic_after", critic.trunk)):
         for index, layer in enumerate(_layers(mlp)):
             named[f"{prefix}/layer{index}/kernel"] = np.asarray(layer.kernel)
             named[f"{prefix}/layer{index}/bias"] = np.asarray(layer.bias)
@@ -66,13 +67,13 @@ def replay(arrays: dict[str, np.ndarray], case: str) -> list[Deviation]:
         raise KeyError(f"{case}/critic_before/layer0/kernel")
     mode = MODES[case]
     depth = sum(key.startswith("critic_before/layer") and key.endswith("kernel") for key in arrays) - 1
-    config = PPOConfig(
+    config = PPO(
         num_envs=1,
         rollout_steps=int(n),
         batch_size=int(n),
         actor=NetConfig(kind="top-k", experts=int(experts), top_k=int(top_k), width=int(width), depth=depth),
         critic=NetConfig(kind="mlp", width=int(width), depth=depth),
-        penalty=None if mode is None else PenaltyConfig(coefficient=mode),
+        methods=() if mode is None else (Sphere(coefficient=mode),),
     )
     key = jax.random.key(0)
     trunk: Any = build(config.actor, int(obs), int(act), key=key)
@@ -83,11 +84,12 @@ def replay(arrays: dict[str, np.ndarray], case: str) -> list[Deviation]:
     )
     value: Any = build(config.critic, int(obs), 1, key=key)
     critic = Value(_fill(value, arrays, "critic_before"))
-    adam = optax.scale_by_adam()
-    state = PPOState(actor, critic, adam.init(actor), adam.init(critic), jnp.asarray(3e-4))
-    hyper = Hyper(jnp.asarray(rho, jnp.float32), jnp.asarray(3e-4), jnp.asarray(3e-4))
+    nets = {"actor": actor, "critic": critic}
+    rate = jnp.asarray(3e-4)
+    state = PPOState(nets=nets, moments=init_moments(nets), methods={}, rate=rate)
+    numbers = {"rho": jnp.asarray(rho, jnp.float32), "learning_rate": rate, "final_learning_rate": rate}
     with jax.default_matmul_precision("highest"):
-        step = jax.jit(lambda state, batch: ppo.minibatch(config, state, hyper, hyper.learning_rate, batch))
+        step = jax.jit(lambda state, batch: minibatch(config, state, numbers, rate, batch))
         mean = np.asarray(jax.jit(lambda a, x: a(x)[0].mean)(actor, jnp.asarray(arrays["batch0/observations"])))
         found = [Deviation(case, "mean_before", _largest(mean, arrays["mean_before"]), TARGETS["parameters"])]
         for i in range(int(updates)):

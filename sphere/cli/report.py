@@ -3,7 +3,7 @@
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 
@@ -18,8 +18,8 @@ class Report:
     directories: tyro.conf.Positional[tuple[Path, ...]]
     """Runs, fleets, or directories above them."""
     out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("report")
-    success: Literal["at-end", "once"] = "at-end"
-    """At the last step of an episode, as the released code counts it, or at any step."""
+    score: str | None = None
+    """A column of the outcomes, as success_once or return; default: the primary score that the records name."""
     figures: bool = True
     """Also SVG, PDF and PNG files; they take most of the time."""
 
@@ -29,8 +29,8 @@ def report(arguments: list[str]) -> None:
 
     options = tyro.cli(Report, prog="sphere report", args=arguments)
     if not options.directories:
-        raise UserError("a report of which runs? name directories that sphere train wrote: sphere report runs/first")
-    loaded = write_report(options.directories, options.out, options.success, options.figures)
+        raise UserError("no runs were named; name directories that sphere train wrote: sphere report runs/first")
+    loaded = write_report(options.directories, options.out, options.score, options.figures)
     for note in loaded.notes:
         print(f"sphere: {note}", file=sys.stderr)
     print(f"{plural(len(loaded.runs), 'run')}: {options.out / 'index.html'}")
@@ -52,7 +52,7 @@ def export(arguments: list[str]) -> None:
 
     options = tyro.cli(Export, prog="sphere export", args=arguments)
     if not options.directories:
-        raise UserError("export which runs? name directories that sphere train wrote: sphere export runs/first")
+        raise UserError("no runs were named; name directories that sphere train wrote: sphere export runs/first")
     written = copy(options.directories, options.out, options.every)
     print(f"{plural(len(written), 'run')}: {options.out}")
 
@@ -67,8 +67,8 @@ class Watch:
     """0 takes a free one."""
     host: str = "127.0.0.1"
     """Another address lets other machines in: everybody who reaches it sees the runs."""
-    success: Literal["at-end", "once"] = "at-end"
-    """At the last step of an episode, as the released code counts it, or at any step."""
+    score: str | None = None
+    """A column of the outcomes, as success_once or return; default: the primary score that the records name."""
 
 
 def watch(arguments: list[str]) -> None:
@@ -76,5 +76,5 @@ def watch(arguments: list[str]) -> None:
 
     options = tyro.cli(Watch, prog="sphere watch", args=arguments)
     if not options.directories:
-        raise UserError("watch which runs? name directories that sphere train writes to: sphere watch runs")
-    serve(options.directories, options.host, options.port, options.success)
+        raise UserError("no runs were named; name directories that sphere train writes to: sphere watch runs")
+    serve(options.directories, options.host, options.port, options.score)

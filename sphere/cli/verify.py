@@ -7,31 +7,37 @@ from pathlib import Path
 
 import tyro
 
-USAGE = """usage: sphere verify update FILE          recorded PPO updates, replayed
-       sphere verify metaworld            our MetaWorld beside the package's own; --help for more
-       sphere verify humanoidbench FILE   recorded episodes of the package, replayed"""
+from sphere.errors import unknown
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+"""Recordings of other programs. They come with the package; README.md beside them says what they hold."""
+
+USAGE = """usage: sphere verify update [FILE]          recorded PPO updates, replayed
+       sphere verify metaworld              our MetaWorld beside the package's own; --help for more
+       sphere verify humanoidbench [FILE]   recorded episodes of the package, replayed"""
 
 
-HELP = """usage: sphere verify {what} FILE
+HELP = """usage: sphere verify {what} [FILE]
 
-  FILE   an .npz in the golden format: {holds}
+  FILE   an .npz in the format of sphere/golden/README.md: {holds}; default: sphere/golden/{name}
 
 prints how far this program is from each of them, and leaves with exit code 1 if one is further than its target"""
 
 
-def _file(arguments: list[str], what: str, holds: str) -> Path:
+def _file(arguments: list[str], what: str, name: str, holds: str) -> Path:
+    """The file that was named, or the package's own."""
     if {"-h", "--help"} & set(arguments):
-        print(HELP.format(what=what, holds=holds))
+        print(HELP.format(what=what, name=name, holds=holds))
         sys.exit()  # as it does where tyro shows the help
-    if len(arguments) != 1:
-        raise ValueError(f"usage: sphere verify {what} FILE, one file in the golden format; got {len(arguments)}")
-    return Path(arguments[0])
+    if len(arguments) > 1:
+        raise ValueError(f"usage: sphere verify {what} [FILE]: one file or none; got {len(arguments)}")
+    return Path(arguments[0]) if arguments else GOLDEN / name
 
 
 def update(arguments: list[str]) -> bool:
     from sphere.cli.replay import verify_update
 
-    found = verify_update(_file(arguments, "update", "recorded PPO updates, to be replayed"))
+    found = verify_update(_file(arguments, "update", "ppo_update.npz", "recorded PPO updates, to be replayed"))
     for case in dict.fromkeys(deviation.case for deviation in found):
         print(f"\ncase {case}\n{'array':<44} {'deviation':>11} {'target':>9}")
         for d in (d for d in found if d.case == case):
@@ -53,7 +59,7 @@ class Metaworld:
 
 
 def metaworld(arguments: list[str]) -> bool:
-    from sphere.envs import tasks, unknown
+    from sphere.envs import tasks
     from sphere.envs.metaworld_verify import verify
 
     options = tyro.cli(Metaworld, prog="sphere verify metaworld", args=arguments)
@@ -81,7 +87,8 @@ def metaworld(arguments: list[str]) -> bool:
 def humanoidbench(arguments: list[str]) -> bool:
     from sphere.envs.humanoidbench_verify import verify
 
-    rows = verify(_file(arguments, "humanoidbench", "recorded episodes of the package, to be replayed"))
+    holds = "recorded episodes of the package, to be replayed"
+    rows = verify(_file(arguments, "humanoidbench", "h1_traces.npz", holds))
     print(f"{'task':<10} {'episodes':>9} {'steps':>7} {'observation':>12} {'reward':>9} {'terminations':>13}")
     for row in rows:
         print(

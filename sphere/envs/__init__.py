@@ -3,27 +3,19 @@
 Importing this package imports no simulator, not even gymnasium; a suite is imported when it is asked for.
 """
 
-import difflib
-import importlib
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sphere import registry
 from sphere.envs.batch import Batch, Suite
 
 if TYPE_CHECKING:
     from sphere.envs.pool import Pool
 
-__all__ = ["SUITES", "Batch", "Suite", "make", "suite", "tasks", "unknown"]
-
-SUITES = {
-    "probe": "sphere.envs.probes:Probes",
-    "metaworld": "sphere.envs.metaworld:MetaWorld",
-    "humanoidbench": "sphere.envs.humanoidbench:HumanoidBench",
-}
-"""Suite name -> "module:class" of its batch of environments, imported on first use."""
+__all__ = ["Batch", "Suite", "make", "suite", "tasks"]
 
 
 def make(
@@ -64,20 +56,9 @@ def tasks(suite_name: str) -> tuple[str, ...]:
 
 def suite(name: str) -> Suite:
     """What makes batches of a suite's tasks."""
-    if name not in SUITES:
-        raise unknown("suite", name, SUITES)
-    module, _, attribute = SUITES[name].partition(":")
-    return getattr(importlib.import_module(module), attribute)
-
-
-def unknown(kind: str, name: str, known: Iterable[str]) -> ValueError:
-    """The error for a name that is not there: says which one was probably meant."""
-    known = list(known)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
-    meant = f"did you mean {near[0]!r}? " if near else ""
-    return ValueError(f"there is no {kind} {name!r}; {meant}known: {', '.join(known)}")
+    return registry.suite(name)
 
 
 def _example() -> str:
-    first = next(iter(SUITES))
+    first = next(iter(registry.SUITES))
     return f"{first}/{tasks(first)[0]}"

@@ -20,7 +20,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from sphere.envs import humanoidbench_files, unknown
+from sphere.envs import humanoidbench_files
+from sphere.errors import unknown
 
 TIMEOUT = 30.0
 """Seconds without a byte after which a download is given up."""

@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sphere.storage import run_directory
+from sphere import envs
+from sphere.envs.pool import Pool
+from sphere.storage.files import atomic_write
 
 FOLDER = Path(__file__).parents[1] / "heldout"
 
@@ -26,7 +28,7 @@ def save(path: Path, states: np.ndarray, provenance: dict[str, Any]) -> None:
     states = np.ascontiguousarray(states, np.float32)
     facts = {**provenance, "sha256": hashlib.sha256(states.tobytes()).hexdigest()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    with run_directory.atomic_write(path) as file:
+    with atomic_write(path) as file:
         np.savez_compressed(file, states=states, provenance=np.frombuffer(json.dumps(facts).encode(), np.uint8))
 
 
@@ -43,3 +45,31 @@ def shipped(suite: str) -> Heldout | None:
     """The batch of a suite that comes with the package."""
     path = FOLDER / f"{suite}.npz"
     return load(path) if path.is_file() else None
+
+
+def fixed_states(task: str, count: int, obs_size: int, settings: dict[str, Any]) -> np.ndarray | None:
+    """The suite's own batch; where there is none that fits, states of a random policy, the same for every user."""
+    if not count:
+        return None
+    batch = shipped(task.split("/")[0])
+    if batch is not None and batch.states.shape[1] == obs_size:
+        if count > len(batch.states):
+            raise ValueError(
+                f"evaluation.heldout={count}, but the suite's batch has {len(batch.states)} states; use fewer"
+            )
+        return batch.states[:count]
+    with envs.make(task, num_envs=8, seed=0, workers=0, **settings) as pool:
+        return random_states(pool, count)
+
+
+def random_states(pool: Pool, count: int, seed: int = 0) -> np.ndarray:
+    """States that a uniformly random policy meets: a held-out batch for suites that ship none."""
+    rng = np.random.default_rng(seed)
+    raw, _ = pool.reset(seed=[2**32 - 1] * pool.num_runs)
+    low, high = pool.single_action_space.low, pool.single_action_space.high
+    seen = [raw]
+    while sum(map(len, seen)) < 8 * count:
+        raw, *_ = pool.step(rng.uniform(low, high, size=(pool.num_envs, len(low))).astype(np.float32))
+        seen.append(raw)
+    states = np.concatenate(seen)
+    return states[rng.permutation(len(states))[:count]].astype(np.float32)

@@ -15,11 +15,12 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from sphere.envs import assets, unknown
+from sphere.envs import assets
 from sphere.envs import humanoidbench_rewards as rewards
 from sphere.envs.batch import State
 from sphere.envs.humanoidbench_rewards import Measured
 from sphere.envs.metaworld_origin import renderer, trim
+from sphere.errors import unknown
 
 FRAME_SKIP = 10
 NOISE = 0.01

@@ -20,10 +20,10 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from sphere.envs import metaworld_rewards as rewards
-from sphere.envs import unknown
 from sphere.envs.batch import State
 from sphere.envs.metaworld_origin import FRAME_SKIP, Origin
 from sphere.envs.metaworld_scene import CLAWS, Layout, Objects, Scene, Start, Term
+from sphere.errors import unknown
 
 GOALS = ("random", "frozen")
 Row = Float[np.ndarray, " k"]

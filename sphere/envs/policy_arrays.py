@@ -1,5 +1,7 @@
 """An actor as worker processes know it: plain arrays by name, and what they do not say (`sphere.envs.policy`)."""
 
+from typing import Any
+
 import jax
 import numpy as np
 
@@ -12,7 +14,7 @@ from sphere.nets.routers import DeepSeek, Soft, TopK
 
 def spec(actor: GaussianActor) -> Spec | None:
     """None: workers cannot act by themselves, because an action depends on more than its own state (expert choice)."""
-    trunk = actor.trunk
+    trunk: Any = actor.trunk
     if isinstance(trunk, MLP):
         return Spec("none", trunk.activation)
     router, activation = trunk.router, trunk.experts.activation
@@ -27,7 +29,7 @@ def spec(actor: GaussianActor) -> Spec | None:
 
 def arrays(actor: GaussianActor) -> dict[str, np.ndarray]:
     """The parameters of a fleet's actors, all with a leading run axis, on the host."""
-    trunk = actor.trunk
+    trunk: Any = actor.trunk
     if isinstance(trunk, MLP):  # a single network is a mixture of one
         named = {name: array[:, None] for name, array in _mlp("experts", trunk).items()}
     else:

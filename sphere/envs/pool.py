@@ -19,10 +19,10 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike
 
-from sphere.envs import unknown
 from sphere.envs.batch import Region, Share, Spec, State, Suite, record
 from sphere.envs.bell import IN_ORDER, SIZE
 from sphere.envs.worker import Local, Process, Worker, WorkerError, anonymous_memory, cores, dismiss
+from sphere.errors import unknown
 
 __all__ = ["Pool", "WorkerError"]
 

@@ -20,8 +20,8 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from sphere.envs import unknown
 from sphere.envs.batch import State
+from sphere.errors import unknown
 
 LENGTH = 5
 """Steps of an episode of `time-limit` and `termination`."""

@@ -1,19 +1,26 @@
-"""One file per table or figure of the paper: which runs it needs, and how it follows from their records.
+"""The tables and figures of the paper: which runs each of them needs, and how it follows from their records.
 
-A file's name with - for _ is the experiment's name. It holds `experiment`, an `Experiment`.
+Experiments of one kind share a module. Each module has `EXPERIMENTS`, a dictionary from the name on the command line to
+an `Experiment`; those that differ in a row are rows of one dictionary.
 """
 
 import importlib
-import pkgutil
+from functools import cache
 
-from sphere.errors import nearest
+from sphere.errors import unknown
 from sphere.experiments.experiment import Experiment
 
-SHARED = ("cells", "experiment", "method_tables", "networks", "output", "tables")
-NAMES = sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(__path__) if module.name not in SHARED)
+MODULES = ("ablations", "by_method", "correlations", "features", "over_training", "rho", "runtime")
+
+
+@cache
+def registry() -> dict[str, Experiment]:
+    """All experiments by name, in alphabetical order. Their modules are imported by the first call."""
+    found = [importlib.import_module(f"{__name__}.{module}").EXPERIMENTS for module in MODULES]
+    return dict(sorted(item for experiments in found for item in experiments.items()))
 
 
 def find(name: str) -> Experiment:
-    if name not in NAMES:
-        raise nearest("experiment", name, NAMES)
-    return importlib.import_module(f"{__name__}.{name.replace('-', '_')}").experiment
+    if name not in registry():
+        raise unknown("experiment", name, registry())
+    return registry()[name]

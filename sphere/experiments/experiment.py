@@ -1,24 +1,23 @@
-"""An experiment as a value, what its runs have left behind, and what is made of it."""
+"""An experiment as a value, the runs that were found for it, and what is made of them."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
-from sphere.errors import nearest
-from sphere.experiments.cells import SEEDS, Cell, Scale, apart, at_scale, identity, identity_of
-from sphere.launch.schedule import Schedule, same_run, schedule, singles
-from sphere.report.load import load
+from sphere.errors import unknown
+from sphere.experiments.arms import Arm
+from sphere.report.comparison import Comparison, comparisons
 from sphere.report.run import Loaded, Run
-from sphere.report.scores import Scores
-from sphere.report.select import own_scores
-from sphere.report.summary import Comparison, comparisons
+from sphere.report.scores import Scores, own_scores
 from sphere.report.tables import Table
-from sphere.storage import run_directory
-from sphere.training.group import task_name
-from sphere.training.settings import FleetConfig, rebuild
+
+Scale = Literal["smoke", "small", "paper"]
+SCALES: tuple[Scale, ...] = get_args(Scale)
+
+SEEDS: dict[Scale, int] = {"smoke": 2, "small": 3, "paper": 5}
+"""Seeds of an arm; experiments may ask for more at the paper's scale."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class Results:
 
 @dataclass(frozen=True)
 class Found:
-    """The runs of an experiment as a report reads them; a method's name is the label of its cell."""
+    """The runs of an experiment as a report reads them; a run's method is the label of its arm."""
 
     scale: Scale
     loaded: Loaded
@@ -64,69 +63,20 @@ class Experiment:
     title: str
     source: str
     """The paper's label of the table or figure."""
-    cells: Callable[[], Sequence[Cell]]
-    """At the paper's scale."""
+    arms: tuple[Arm, ...]
     results: Callable[[Found], Results]
     seeds: int = SEEDS["paper"]
     """At the paper's scale."""
     together: bool = True
-    """False: no two cells share a fleet, because their times are compared."""
+    """False: no two arms share a fleet, because their times are compared."""
+
+    @property
+    def labels(self) -> list[str]:
+        return list(dict.fromkeys(arm.label for arm in self.arms))
 
     def only(self, labels: Sequence[str]) -> "Experiment":
-        """With the cells of these names alone."""
-        known = dict.fromkeys(cell.label for cell in self.cells())
+        """With the arms of these labels alone."""
         for label in labels:
-            if label not in known:
-                raise nearest("method of this experiment", label, known)
-        return dataclasses.replace(self, cells=lambda: [cell for cell in self.cells() if cell.label in labels])
-
-    def runs(self, scale: Scale, seeds: Sequence[int] | None = None) -> list[Cell]:
-        number = self.seeds if scale == "paper" else min(self.seeds, SEEDS[scale])
-        chosen = tuple(seeds) if seeds else tuple(range(number))
-        cells: dict[str, Cell] = {}
-        for cell in self.cells():
-            whole = at_scale(cell.config, scale, chosen)
-            # nearly all of smoke's time goes into compiling, which every fleet does by itself
-            for config in [whole] if scale == "smoke" else apart(whole):
-                known = cells.setdefault(identity_of(config), Cell(cell.label, config))
-                if known.label != cell.label:
-                    raise ValueError(
-                        f"{known.label} and {cell.label} are the same runs at scale {scale}; name them once"
-                    )
-        return list(cells.values())
-
-    def schedule(self, scale: Scale, seeds: Sequence[int] | None, out: Path) -> Schedule:
-        root = out / scale / ("fleets" if self.together else "timed")
-        return schedule([cell.config for cell in self.runs(scale, seeds)], root, self.together)
-
-    def found(self, scale: Scale, seeds: Sequence[int] | None, out: Path) -> Found:
-        """What there is of the runs, finished or not; those that were not begun are named in the notes."""
-        cells, places = self.runs(scale, seeds), self.schedule(scale, seeds, out).runs
-        wanted = {same_run(one): (cell, one) for cell in cells for one in singles(cell.config)}
-        begun = [key for key in wanted if (places[key] / run_directory.METRICS).is_file()]
-        if not begun:
-            raise ValueError(
-                f"none of the {len(wanted)} runs has been begun; first: sphere experiment run NAME --scale {scale}"
-            )
-        labels = {_untasked(run_directory.plain(dataclasses.asdict(cell.config))): cell.label for cell in cells}
-        loaded = load([places[key] for key in begun])
-        named = tuple(dataclasses.replace(run, method=labels[_untasked(_today(run.config))]) for run in loaded.runs)
-        waiting = [f"{wanted[key][0].label}, {_place(wanted[key][1])}" for key in wanted if key not in begun]
-        notes = [f"not begun yet: {'; '.join(waiting)}"] if waiting else []
-        return Found(scale, Loaded(named, (*notes, *loaded.notes)))
-
-
-def _today(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A run's own settings, with the defaults of what came with a later version: so its fleet was found, too."""
-    return run_directory.plain(dataclasses.asdict(rebuild(FleetConfig, config)))
-
-
-def _untasked(config: Mapping[str, Any]) -> str:
-    """The identity of a run whichever task it is on: under RL a report joins tasks that were trained apart."""
-    return identity({**config, "tasks": []} if config["protocol"] == "rl" else config)
-
-
-def _place(config: FleetConfig) -> str:
-    """Of a run that is missing."""
-    task = f"{task_name(config.tasks[0])}, " if config.protocol == "rl" and len(config.tasks) == 1 else ""
-    return f"{task}seed {config.seeds[0]}"
+            if label not in self.labels:
+                raise unknown("method of this experiment", label, self.labels)
+        return dataclasses.replace(self, arms=tuple(arm for arm in self.arms if arm.label in labels))

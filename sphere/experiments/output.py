@@ -7,18 +7,22 @@ from pathlib import Path
 
 import matplotlib
 
-from sphere.experiments.cells import SMALL, SMOKE, Scale
-from sphere.experiments.experiment import Experiment, Found
+from sphere.experiments.experiment import Experiment, Found, Scale
 from sphere.report.elements import Markup, element, table
 from sphere.report.figures import STYLE, save
 from sphere.report.page import render, write
 from sphere.report.tables import Table
 
-WARNINGS: dict[Scale, str] = {"smoke": SMOKE, "small": SMALL}
+WARNINGS: dict[Scale, str] = {
+    "smoke": "SMOKE: a few steps of tiny networks on two tasks. It shows that everything from runs to page works; its "
+    "numbers say nothing about any method.",
+    "small": "SMALL: a tenth of the paper's steps per task, three seeds unless said otherwise; not comparable with its "
+    "numbers.",
+}
 
 
 def write_results(name: str, experiment: Experiment, found: Found, out: Path) -> list[Path]:
-    """tables/, figures/ and index.html in `out`; what was written."""
+    """Write tables/, figures/ and index.html into `out`; returns the files."""
     matplotlib.use("agg")
     from matplotlib import pyplot
 
@@ -63,7 +67,5 @@ def _section(
         data = base64.b64encode(path.read_bytes()).decode()
         image = Markup(f'<img src="data:image/svg+xml;base64,{data}" alt="{path.stem}" style="max-width:100%">')
         parts.append(element("figure", image, element("figcaption", path.stem)))
-    parts.append(
-        element("p", f"In the paper: {experiment.source}. All that was recorded follows below.", class_="note")
-    )
+    parts.append(element("p", f"In the paper: {experiment.source}. All records follow below.", class_="note"))
     return element("section", *parts, class_="plain", id="experiment")

@@ -1,5 +1,5 @@
-"""Who trains which fleets, and where: in this process, side by side, over a Ray cluster, or by Slurm.
+"""Where fleets are trained: in this process, side by side on this machine, on a Ray cluster, or by Slurm.
 
-A job is a fleet and its directory. What it trains is `sphere.training`'s business; which jobs an experiment needs is
-`sphere.experiments`'.
+A job is a fleet and its directory. Launchers know nothing else: no learner, suite or method. `sphere.training` trains a
+fleet; `sphere.experiments` says which fleets an experiment needs.
 """

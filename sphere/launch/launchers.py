@@ -1,28 +1,28 @@
-"""Who trains the fleets: this process, a Ray cluster, or Slurm."""
+"""The launchers by name: this machine, a Ray cluster, or Slurm."""
 
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sphere.launch.schedule import Job, work
+from sphere.launch.jobs import Job, work
 from sphere.training.progress import plural
 
 
 @dataclass(frozen=True)
 class Resources:
-    """Of one fleet, where a cluster hands them out; and how this machine is divided."""
+    """What a cluster gives to each fleet, and how many fleets share this machine."""
 
     cpus: int | None = None
-    """None: all of a node that has no GPU, or a GPU's share of one that has."""
+    """None: all cores of a node without GPUs; of a node with GPUs, one GPU's share."""
     gpus: int | None = None
     """None: one if the cluster has any (Slurm: none)."""
     hours: float = 24.0
-    """Slurm: after that a job is sent back to the queue, and goes on from its checkpoint."""
+    """Slurm: time limit of a job; then it is queued again and resumes from its checkpoint."""
     partition: str | None = None
-    """Slurm: where to."""
+    """Slurm: the partition."""
     at_once: int = 1
-    """Local: fleets that are trained at the same time."""
+    """Local: number of fleets that are trained at the same time."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Failure:
 
 
 Launcher = Callable[[Sequence[Job], Resources, Path], list[Failure]]
-"""Trains all jobs, and tells which of them failed; the path is for its own files."""
+"""Trains all jobs and returns those that failed. The path is a folder for its own files."""
 
 
 def say(text: str) -> None:
@@ -40,8 +40,7 @@ def say(text: str) -> None:
 
 
 def local(jobs: Sequence[Job], resources: Resources, folder: Path) -> list[Failure]:
-    """One fleet after another in this process, or some at a time; one that fails does not keep the others from being
-    trained."""
+    """One fleet after another in this process, or several at a time. A failure does not stop the other fleets."""
     from sphere.training.loop import Interrupted
 
     if resources.at_once > 1 and len(jobs) > 1:
@@ -72,7 +71,8 @@ def slurm(jobs: Sequence[Job], resources: Resources, folder: Path) -> list[Failu
 
     sent = submit(jobs, resources, folder)
     say(
-        f"sent to Slurm as {sent[0].job_id} and {len(sent) - 1} more; logs in {folder}. sphere experiment plan shows how far"
+        f"submitted {plural(len(sent), 'job')} to Slurm, the first is {sent[0].job_id}; logs are in {folder}. "
+        "sphere experiment plan shows the progress"
     )
     return []
 

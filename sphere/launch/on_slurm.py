@@ -1,19 +1,19 @@
-"""Fleets as array jobs of Slurm, by submitit. A job that is preempted or out of time goes on from its last checkpoint."""
+"""Fleets as array jobs of Slurm, by submitit. A job that was preempted or out of time resumes from its checkpoint."""
 
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from sphere.launch.jobs import Job, work
 from sphere.launch.launchers import Resources
-from sphere.launch.schedule import Job, work
 
 CPUS = 8
 REQUEUES = 1000
 
 
 class Work:
-    """What a job runs; `checkpoint` is what submitit calls when Slurm is about to take the machine away."""
+    """What a job runs. submitit calls `checkpoint` when Slurm is about to end the job."""
 
     def __call__(self, job: Job) -> None:
         work(job)
@@ -25,13 +25,13 @@ class Work:
 
 
 def submit(jobs: Sequence[Job], resources: Resources, folder: Path, cluster: str = "slurm") -> list[Any]:
-    """Send all jobs as one array and return at once. `cluster`: submitit's name of where to; "local" is this machine."""
+    """Submit all jobs as one array and return at once. `cluster`: as submitit names it; "local" is this machine."""
     try:
         import submitit
     except ImportError as error:
-        raise ValueError("--launcher slurm needs a package more: pip install 'sphere-rl[slurm]'") from error
+        raise ValueError("--launcher slurm needs submitit: pip install 'sphere-rl[slurm]'") from error
     if cluster == "slurm" and shutil.which("sbatch") is None:
-        raise ValueError("--launcher slurm finds no sbatch here; call it on a machine from which jobs are submitted")
+        raise ValueError("--launcher slurm finds no sbatch here; use it on a machine that can submit jobs")
     executor = submitit.AutoExecutor(folder=folder, cluster=cluster, slurm_max_num_timeout=REQUEUES)
     options: dict[str, Any] = {
         "name": "sphere",

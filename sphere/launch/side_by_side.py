@@ -1,7 +1,7 @@
-"""Fleets at the same time on this machine, each in a process of its own.
+"""Several fleets at the same time on this machine, each in a process of its own.
 
-A fleet of a few runs fills neither a GPU nor the cores beside it: while its runs learn, their simulators rest. Cores are
-divided, but not given away: who rests leaves them to the others.
+A fleet of a few runs uses neither a GPU nor all cores: while its runs learn, its simulators wait. Each fleet starts
+fewer simulators, but none is bound to certain cores, so cores that one fleet does not use serve the others.
 """
 
 import dataclasses
@@ -19,21 +19,20 @@ from pathlib import Path
 from typing import Any
 
 from sphere.envs.worker import leave_with
+from sphere.launch.jobs import Job, work
 from sphere.launch.launchers import Failure, say
-from sphere.launch.schedule import Job, work
-from sphere.storage import run_directory
 from sphere.training.loop import Interrupted
 from sphere.training.progress import plural
-from sphere.training.settings import FleetConfig, rebuild
+from sphere.training.settings import from_json, to_json
 
-STOPPED = 130  # exit code of a fleet that was asked to stop, and is saved
+STOPPED = 130  # exit code of a fleet that was stopped by a signal and has saved its state
 
 
 class Child:
-    """A fleet in a process of its own; what it says is told under its name."""
+    """A fleet in a process of its own. Its output is printed under its name."""
 
     def __init__(self, job: Job, at_once: int) -> None:
-        self.job, self.last = job, "it said nothing"
+        self.job, self.last = job, "no output"
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "sphere.launch.side_by_side", str(os.getpid())],
             stdin=subprocess.PIPE,
@@ -45,7 +44,7 @@ class Child:
         config = dataclasses.replace(job.config, sharing=at_once)
         assert self.process.stdin is not None
         with self.process.stdin as told:
-            json.dump([run_directory.plain(dataclasses.asdict(config)), str(job.directory)], told)
+            json.dump([to_json(config), str(job.directory)], told)
         self.listener = threading.Thread(target=self._listen, daemon=True)
         self.listener.start()
 
@@ -57,14 +56,14 @@ class Child:
                 say(f"{self.job.directory.name}: {self.last}")
 
     def ended(self) -> int | None:
-        """Its exit code, once all that it said is told."""
+        """Its exit code, once all of its output is printed."""
         if self.process.poll() is not None:
             self.listener.join(10)
         return self.process.returncode
 
 
 def launch(jobs: Sequence[Job], at_once: int) -> list[Failure]:
-    """Train all of them, so many at a time; one that fails does not keep the others from being trained."""
+    """Train all of them, `at_once` at a time. A failure does not stop the other fleets."""
     waiting, running, failed = deque(jobs), list[Child](), list[Failure]()
     with _stoppable():
         try:
@@ -75,32 +74,32 @@ def launch(jobs: Sequence[Job], at_once: int) -> list[Failure]:
                     running.append(Child(job, at_once))
                 for child in [child for child in running if child.ended() is not None]:
                     running.remove(child)
-                    failed += _judged(child)
+                    failed += _failures(child)
                 time.sleep(0.1)
         except (KeyboardInterrupt, Interrupted) as reason:
             _stop(running)
             told = str(reason) or f"{plural(len(running), 'fleet')} stopped and saved"
             raise Interrupted(f"{told}; go on with the same command") from None
         finally:
-            for child in running:  # none is left behind, whatever has happened
+            for child in running:  # no process outlives this function
                 child.process.kill()
                 child.process.wait()
     return failed
 
 
-def _judged(child: Child) -> list[Failure]:
+def _failures(child: Child) -> list[Failure]:
     code, name = child.ended(), child.job.directory.name
     if code == 0:
         return []
-    if code == STOPPED:  # somebody has asked this one to: no others are begun, and those that run are saved too
+    if code == STOPPED:  # by a signal to this one: stop and save the others too, and start no more
         raise Interrupted(f"{name} was stopped")
-    reason = child.last if code == 1 else f"it left with exit code {code}: {child.last}"
+    reason = child.last if code == 1 else f"exit code {code}: {child.last}"
     say(f"{name}: failed")
     return [Failure(child.job, reason)]
 
 
 def _stop(running: list[Child]) -> None:
-    """Let all of them finish what they have begun, and save."""
+    """Let all of them finish their iteration and save."""
     for child in running:
         child.process.terminate()
     for child in running:
@@ -110,7 +109,7 @@ def _stop(running: list[Child]) -> None:
 
 @contextmanager
 def _stoppable() -> Iterator[None]:
-    """SIGTERM as Ctrl-C, unless somebody has other plans for it."""
+    """Treat SIGTERM like Ctrl-C, unless there is a handler for it."""
 
     def handle(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -126,13 +125,13 @@ def _stoppable() -> Iterator[None]:
 
 
 def main() -> None:
-    """A child: its parent's process id is an argument, settings and directory come by standard input."""
+    """The child process: its argument is the parent's process id; settings and directory come from standard input."""
     leave_with(int(sys.argv[1]))
     config, directory = json.load(sys.stdin)
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # the GPU is shared
     code = 0
     try:
-        work(Job(rebuild(FleetConfig, config), Path(directory)))
+        work(Job(from_json(config), Path(directory)))
     except Interrupted:
         code = STOPPED
     except (RuntimeError, ValueError, OSError) as error:

@@ -1,11 +1,7 @@
-"""Methods that keep a network plastic, one file each, and the registry that gives each its name.
+"""Methods that keep a network plastic, one file each, and the built-in ones by name.
 
-SPHERE's settings are `PPOConfig.penalty`; all others stand here. A method is added by its file and one line of
-`Mitigations` (docs/extending.md).
+A method is a frozen value with its settings (`method.py` lists its hooks); docs/extending.md adds one.
 """
-
-import dataclasses
-from dataclasses import dataclass
 
 from sphere.methods.c_chain import CChain
 from sphere.methods.cbp import CBP
@@ -20,11 +16,11 @@ from sphere.methods.sphere import Sphere
 
 __all__ = [
     "CBP",
+    "METHODS",
     "CChain",
     "LayerNorm",
     "LoadBalance",
     "Method",
-    "Mitigations",
     "Parseval",
     "ReDo",
     "SpectralNorm",
@@ -32,20 +28,8 @@ __all__ = [
     "Sphere",
 ]
 
-
-@dataclass(frozen=True)
-class Mitigations:
-    """The methods of a program beside SPHERE, each with its settings; None: not used."""
-
-    layernorm: LayerNorm | None = None
-    spectral_norm: SpectralNorm | None = None
-    c_chain: CChain | None = None
-    cbp: CBP | None = None
-    parseval: Parseval | None = None
-    redo: ReDo | None = None
-    spectral_reg: SpectralReg | None = None
-    load_balance: LoadBalance | None = None
-
-    def chosen(self) -> tuple[Method, ...]:
-        every = (getattr(self, field.name) for field in dataclasses.fields(self))
-        return tuple(method for method in every if method is not None)
+METHODS: dict[str, type[Method]] = {
+    method.name: method
+    for method in (Sphere, LayerNorm, SpectralNorm, CChain, CBP, Parseval, ReDo, SpectralReg, LoadBalance)
+}
+"""By their names on the command line, in the order of a program's methods, by which their random keys are numbered."""

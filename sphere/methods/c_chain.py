@@ -1,4 +1,4 @@
-"""C-CHAIN (Tang 2025): the policy's means may not move far, from one step to the next, on states that the step did not see."""
+"""C-CHAIN (Tang 2025): a step may not move the policy's means far on states that it did not see."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from sphere.methods.method import After, Look, Method, Role, Step, Term, Weights
+from sphere.variants import Placement
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,9 @@ class CChain(Method):
     """A loss on what a step changes elsewhere (churn), of the policy only."""
 
     name: ClassVar[str] = "c-chain"
+    label: ClassVar[str] = "C-CHAIN"
     other_batch: ClassVar[bool] = True
+    placement: ClassVar[Placement] = "actor"
 
     target: float = 0.05
     """The loss is weighted to this fraction of the policy loss, both averaged over `window`."""
@@ -66,7 +69,7 @@ class CChain(Method):
         return own | {"weight": weight.astype(jnp.float32), "iterations": done + 1}
 
     def term(self, own: Any, look: Look) -> Term | None:
-        if look.role != "actor":
+        if not self.acts_on(look.role):
             return None
         means = [net(look.other_obs)[0].mean for net in (look.net, look.build(own["previous"]))]
         churn = jnp.mean(jnp.square(means[0] - jax.lax.stop_gradient(means[1])))
@@ -79,7 +82,7 @@ class CChain(Method):
         new = {
             "previous": step.before["actor"],
             "steps": own["steps"] + 1,
-            "policy_losses": own["policy_losses"].at[place].set(jnp.abs(step.policy_loss)),
+            "policy_losses": own["policy_losses"].at[place].set(jnp.abs(step.loss["actor"])),
             "churn": own["churn"].at[place].set(step.terms["actor"][self.name].value),
             "rate_fraction": step.rate_fraction.astype(jnp.float32),
         }

@@ -1,4 +1,4 @@
-"""CBP, continual backpropagation (Dohare 2024): after every step, hidden units of least use may begin anew."""
+"""CBP, continual backpropagation (Dohare 2024): after every step, the least useful hidden units may be reset."""
 
 import math
 from collections.abc import Iterator
@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Integer, PRNGKeyArray
 
-from sphere.methods.method import After, Method, Role, Step, Weights, placed
-from sphere.methods.units import Activity, activity, cut, mlps, replanted, unit_shapes, with_mlps
+from sphere.methods.method import After, Method, Role, Step, Weights
+from sphere.methods.units import Activity, activities, cut, mlps, reset_units, unit_shapes, with_mlps
 from sphere.nets import MLP
 from sphere.variants import Placement
 
@@ -29,6 +29,7 @@ class CBP(Method):
     """The least useful mature units of every hidden layer get new incoming weights, a few at a time."""
 
     name: ClassVar[str] = "cbp"
+    label: ClassVar[str] = "CBP"
 
     replacement_rate: float = 1e-4
     """Share of a layer's mature units that is replaced per step; below one unit, one is with that probability."""
@@ -49,7 +50,7 @@ class CBP(Method):
         def units(mlp: MLP) -> list[Units]:
             return [Units(jnp.zeros(shape), jnp.zeros(shape, jnp.int32)) for shape in unit_shapes(mlp)]
 
-        return {role: {part: units(mlp) for part, mlp in mlps(nets[role]).items()} for role in placed(self.placement)}
+        return {role: {part: units(mlp) for part, mlp in mlps(nets[role]).items()} for role in self.placed(nets)}
 
     def after(self, own: Any, weights: dict[Role, Weights], step: Step) -> After:
         nets = {role: step.unpack[role](weights[role].params) for role in own}
@@ -61,7 +62,7 @@ class CBP(Method):
         weights, replaced = dict(weights), jnp.zeros(())
         for role, parts in found.items():
             for part in parts:
-                seen = activity(step.trace[role], part)
+                seen = activities(step.trace[role], [part])[part]
                 parts[part], new[role][part], count = self._tested(parts[part], own[role][part], seen, drawn)
                 replaced += count
             weights[role] = weights[role]._replace(params=step.pack[role](with_mlps(nets[role], parts)))
@@ -92,7 +93,7 @@ class CBP(Method):
             chosen.append(jnp.any(keep, axis=1))
             fresh.append(jnp.einsum("eir,erw->eiw", incoming, keep.astype(incoming.dtype), precision="highest"))
         for i, (new, kernel) in enumerate(zip(chosen, fresh, strict=True)):
-            mlp = replanted(mlp, i, new, kernel)
+            mlp = reset_units(mlp, i, new, kernel)
         return mlp, after, sum((jnp.sum(new, dtype=jnp.float32) for new in chosen), start=jnp.zeros(()))
 
     def _judged(

@@ -1,14 +1,18 @@
 """Load balancing of routed experts (Shazeer 2017; in the form of GShard and of the Switch Transformer)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from sphere.methods.method import Look, Method, Term
-from sphere.nets import NetConfig
+from sphere.methods.method import Look, Method, Role, Term
+from sphere.nets import NetConfig, traces_of
 from sphere.nets.trace import Routing
+from sphere.variants import Placement
 
 ALWAYS_EVEN = {
     "dense": "all experts are always chosen",
@@ -18,7 +22,8 @@ ALWAYS_EVEN = {
 
 
 def imbalance(routing: Routing) -> Float[Array, ""]:
-    """E sum_i f_i P_i over the routed experts: f_i the share of all selections that went to i, P_i its mean probability.
+    """E sum_i f_i P_i over the routed experts: f_i the share of all selections that went to i, P_i its mean
+    probability.
 
     1 where both are uniform, up to E where one expert takes all. The gradient flows through P.
     """
@@ -32,11 +37,15 @@ class LoadBalance(Method):
     """A loss that is least where the actor's experts are chosen equally often."""
 
     name: ClassVar[str] = "load-balance"
+    label: ClassVar[str] = "Load balancing"
+    placement: ClassVar[Placement] = "actor"
 
     weight: float = 1e-2
-    """Of E sum_i f_i P_i in the actor's loss."""
+    """Of E sum_i f_i P_i in the actor's loss, summed over its mixtures."""
 
-    def check(self, actor: NetConfig, critic: NetConfig) -> None:
+    def check(self, nets: Mapping[Role, NetConfig]) -> None:
+        super().check(nets)
+        actor = nets["actor"]
         if actor.kind == "mlp":
             raise ValueError("load-balance needs experts to balance, and the actor is one dense network; use a mixture")
         every = actor.kind == "top-k" and actor.top_k == actor.experts
@@ -47,6 +56,8 @@ class LoadBalance(Method):
             )
 
     def term(self, own: Any, look: Look) -> Term | None:
-        if look.role != "actor" or look.trace.routing is None:
+        if not self.acts_on(look.role):
             return None
-        return Term(imbalance(look.trace.routing), self.weight)
+        mixtures = [mixture for trace in traces_of(look.trace).values() for mixture in trace.mixtures]
+        found = [imbalance(mixture.routing) for mixture in mixtures if mixture.routing is not None]
+        return Term(reduce(add, found), self.weight) if found else None

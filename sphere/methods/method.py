@@ -1,8 +1,8 @@
 """What a method is: a frozen value that keeps (or fails to keep) a network plastic, and says where it acts.
 
-Every hook does nothing unless a method overrides it, and what does nothing is not in the compiled program. A method's own
-state is any tree of arrays (None: it has none); it is part of the training state and of every checkpoint. Hooks are written
-for one run; fleets `vmap` them. In the order in which a run meets them:
+Every hook does nothing unless a method overrides it, and what does nothing is not in the compiled program. A method's
+own state is any tree of arrays (None: it has none); it is part of the training state and of every checkpoint. Hooks
+are written for one run; fleets `vmap` them. In the order in which a run meets them:
 
     check, network   settings: refuse what makes no sense; change the networks before they are built
     init             the method's own state, from fresh networks
@@ -12,18 +12,19 @@ for one run; fleets `vmap` them. In the order in which a run meets them:
     term             added to the loss and differentiated with it
     gradient         how loss and gradient are taken, where a term's weight depends on gradients
     after            parameters, Adam's moments and own state after a step
+
+Networks go by their *role*, a name that the learner gives them ("actor", "critic"): what is known of several networks
+is a dict by role, in the learner's order.
 """
 
-from collections.abc import Callable
-from typing import Any, ClassVar, Literal, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, NamedTuple
 
 from jaxtyping import Array, Float, Integer, PRNGKeyArray
 
 from sphere.nets import NetConfig, Trace
-from sphere.variants import Placement
 
-Role = Literal["actor", "critic"]
-ROLES: tuple[Role, Role] = ("actor", "critic")
+Role = str
 
 
 class Look(NamedTuple):
@@ -34,9 +35,11 @@ class Look(NamedTuple):
     """The network as it acts."""
     raw: Any
     """The network with its parameters as they are learned; the same unless a method changes how it acts."""
-    obs: Float[Array, "n obs"]
-    trace: Trace
-    other_obs: Float[Array, "n obs"] | None
+    obs: Float[Array, "n *input"]
+    """What its trunks read."""
+    trace: Trace | dict[str, Trace]
+    """As the network gave it: of a head with several trunks, by their names (`sphere.nets.traces_of`)."""
+    other_obs: Float[Array, "n *input"] | None
     """Of a second, independently shuffled minibatch, if the method asks for one (`other_batch`)."""
     build: Callable[[Any], Any]
     """From parameters, in the form in which they are carried, to the network as it acts."""
@@ -58,19 +61,22 @@ class Weights(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What a step of actor and critic was."""
+    """What one gradient step of all networks was."""
 
     before: dict[Role, Any]
     """Parameters before it, as they are carried."""
-    trace: dict[Role, Trace]
+    trace: dict[Role, Trace | dict[str, Trace]]
     """Of its minibatch, at the parameters before it."""
-    policy_loss: Float[Array, ""]
+    loss: dict[Role, Float[Array, ""]]
+    """What the task alone asks of each network, without what methods add: of PPO's actor the policy loss, without
+    entropy."""
     terms: dict[Role, dict[str, Term]]
     """By method."""
     rate_fraction: Float[Array, ""]
     """The learning rate against that at the start of the task; 1 where it follows the KL divergence."""
     steps: Integer[Array, ""]
-    """Steps that the run has taken before, the same for all runs of a fleet: a `lax.cond` by it stays one under `vmap`."""
+    """Steps that the run has taken before, the same for all runs of a fleet: a `lax.cond` by it stays one under
+    `vmap`."""
     key: PRNGKeyArray
     """Of this method and this step."""
     unpack: dict[Role, Callable[[Any], Any]]
@@ -90,11 +96,28 @@ class Method:
 
     name: ClassVar[str]
     """On the command line and in records."""
+    label: ClassVar[str]
+    """In tables and figures: the paper's name where it has one."""
+    strength: ClassVar[str | None] = None
+    """The number of a run that scales the method. Where it is 0 in all runs, the method is left out of the program."""
     other_batch: ClassVar[bool] = False
     """Whether `term` needs a second minibatch."""
 
-    def check(self, actor: NetConfig, critic: NetConfig) -> None:
+    def acts_on(self, role: Role) -> bool:
+        """By the setting `placement`, where a method has it: a role, or "both" for all."""
+        return getattr(self, "placement", "both") in (role, "both")
+
+    def placed(self, roles: Iterable[Role]) -> list[Role]:
+        """Those that it acts on."""
+        return [role for role in roles if self.acts_on(role)]
+
+    def check(self, nets: Mapping[Role, NetConfig]) -> None:
         """Raise a ValueError, in a sentence, where the method could have no effect on these networks."""
+        if not self.placed(nets):
+            raise ValueError(
+                f"{self.name} acts on the network {getattr(self, 'placement', None)!r}, and this learner has only "
+                f"{', '.join(map(repr, nets))}; choose another placement or another method"
+            )
 
     def network(self, role: Role, config: NetConfig) -> NetConfig:
         return config
@@ -120,8 +143,8 @@ class Method:
         return None
 
     def gradient(self, role: Role, function: Callable) -> Callable | None:
-        """`function(params)` gives (loss, Look, aux). The result is called as (params, rho) and gives (Penalised, gradient),
-        as `sphere.penalised_value_and_grad` does."""
+        """`function(params)` gives (loss, Look, aux). The result is called as (params, rho), with the run's number that
+        `strength` names, and gives (Penalised, gradient), as `sphere.penalised_value_and_grad` does."""
         return None
 
     def after(self, own: Any, weights: dict[Role, Weights], step: Step) -> After:
@@ -130,7 +153,3 @@ class Method:
 
 def overrides(method: Method, hook: str) -> bool:
     return getattr(type(method), hook) is not getattr(Method, hook)
-
-
-def placed(placement: Placement) -> tuple[Role, ...]:
-    return ROLES if placement == "both" else (placement,)

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from sphere.methods.method import Look, Method, Term, placed
+from sphere.methods.method import Look, Method, Term
 from sphere.methods.units import mlps
 from sphere.variants import Placement
 
@@ -24,6 +24,7 @@ class Parseval(Method):
     """Hidden kernels are drawn towards scaled orthogonality: not the output layer, not biases."""
 
     name: ClassVar[str] = "parseval"
+    label: ClassVar[str] = "PW"
 
     weight: float = 1e-3
     """At width 64; times (64 / width)^2 at others. 1e-3 on MetaWorld, 1e-4 for locomotion."""
@@ -32,7 +33,7 @@ class Parseval(Method):
     placement: Placement = "both"
 
     def term(self, own: Any, look: Look) -> Term | None:
-        if look.role not in placed(self.placement):
+        if not self.acts_on(look.role):
             return None
         layers = [
             (layer.kernel, (64 / mlp.head.kernel.shape[-2]) ** 2)

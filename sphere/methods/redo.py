@@ -1,4 +1,4 @@
-"""ReDo (Sokar 2023): from time to time, dormant hidden units begin anew."""
+"""ReDo (Sokar 2023): from time to time, dormant hidden units are reset."""
 
 import math
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from sphere.methods.method import After, Method, Role, Step, Weights, placed
-from sphere.methods.units import Activity, activity, cut, mlps, replanted, unit_shapes, with_mlps
+from sphere.methods.method import After, Method, Role, Step, Weights
+from sphere.methods.units import Activity, activities, cut, mlps, reset_units, unit_shapes, with_mlps
 from sphere.nets import MLP
 from sphere.variants import Placement
 
@@ -26,9 +26,10 @@ def dormant(seen: Activity, layer: int, tau: float) -> Bool[Array, "experts widt
 
 @dataclass(frozen=True)
 class ReDo(Method):
-    """Every `period` steps, units that the last minibatches found dormant are drawn anew and their moments forgotten."""
+    """Every `period` steps, units found dormant by the last minibatches are drawn again, their moments set to 0."""
 
     name: ClassVar[str] = "redo"
+    label: ClassVar[str] = "ReDo"
 
     tau: float = 0.1
     """Largest score of a dormant unit: its activity against the mean of its layer."""
@@ -47,23 +48,23 @@ class ReDo(Method):
         def none(mlp: MLP) -> Activity:
             return Activity(tuple(map(jnp.zeros, unit_shapes(mlp))), jnp.zeros(mlp.head.kernel.shape[0]))
 
-        return {role: {part: none(mlp) for part, mlp in mlps(nets[role]).items()} for role in placed(self.placement)}
+        return {role: {part: none(mlp) for part, mlp in mlps(nets[role]).items()} for role in self.placed(nets)}
 
     def after(self, own: Any, weights: dict[Role, Weights], step: Step) -> After:
         near = step.steps % self.period >= self.period - min(self.window, self.period)
         due = (step.steps + 1) % self.period == 0
 
-        def renew(own: Any, weights: dict[Role, Weights]) -> tuple[Any, dict[Role, Weights], Float[Array, ""]]:
+        def reset(own: Any, weights: dict[Role, Weights]) -> tuple[Any, dict[Role, Weights], Float[Array, ""]]:
             changed, total = {}, jnp.zeros(())
             for i, role in enumerate(own):
                 key = jax.random.fold_in(step.key, i)
-                changed[role], count = self._renewed(role, weights[role], own[role], step, key)
+                changed[role], count = self._reset(role, weights[role], own[role], step, key)
                 total += count
             return jax.tree.map(jnp.zeros_like, own), changed, total
 
         def look(own: Any, weights: dict[Role, Weights]) -> tuple[Any, dict[Role, Weights], Float[Array, ""]]:
-            now = {role: {part: activity(step.trace[role], part) for part in own[role]} for role in own}
-            return jax.lax.cond(due, renew, nothing, jax.tree.map(jnp.add, own, now), weights)
+            now = {role: activities(step.trace[role], own[role]) for role in own}
+            return jax.lax.cond(due, reset, nothing, jax.tree.map(jnp.add, own, now), weights)
 
         def nothing(own: Any, weights: dict[Role, Weights]) -> tuple[Any, dict[Role, Weights], Float[Array, ""]]:
             return own, weights, jnp.zeros(())
@@ -72,7 +73,7 @@ class ReDo(Method):
         own, changed, count = jax.lax.cond(near, look, nothing, own, mine)
         return After(own, {**weights, **changed}, count)
 
-    def _renewed(
+    def _reset(
         self, role: Role, weights: Weights, seen: dict[str, Activity], step: Step, key: PRNGKeyArray
     ) -> tuple[Weights, Float[Array, ""]]:
         nets = [step.unpack[role](tree) for tree in weights]
@@ -85,9 +86,9 @@ class ReDo(Method):
             # from the last layer back: outgoing weights become 0 after the next layer's were drawn
             for i in reversed(range(len(normals))):
                 units, normal = dormant(seen[part], i, self.tau), normals[i]
-                params[part] = replanted(params[part], i, units, normal / (WITHIN_TWO * math.sqrt(normal.shape[-2])))
+                params[part] = reset_units(params[part], i, units, normal / (WITHIN_TWO * math.sqrt(normal.shape[-2])))
                 for moment in moments:
-                    moment[part] = replanted(moment[part], i, units, jnp.zeros_like(normal), scale=0.0)
+                    moment[part] = reset_units(moment[part], i, units, jnp.zeros_like(normal), scale=0.0)
                 count += jnp.sum(units, dtype=count.dtype)
         changed = [with_mlps(net, found) for net, found in zip(nets, (params, *moments), strict=True)]
         return Weights(*(step.pack[role](net) for net in changed)), count

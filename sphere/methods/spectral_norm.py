@@ -1,5 +1,6 @@
-"""Spectral normalisation (Miyato 2018) of the hidden layers, placed as Bjorck 2021 does."""
+"""Spectral normalisation (Miyato 2018) of the hidden layers as Bjorck 2021 does."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -7,7 +8,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
-from sphere.methods.method import After, Method, Role, Step, Weights, placed
+from sphere.methods.method import After, Method, Role, Step, Weights
 from sphere.methods.power import first, forward, iterate
 from sphere.methods.units import mlps, with_mlps
 from sphere.nets import MLP, NetConfig
@@ -19,14 +20,15 @@ class SpectralNorm(Method):
     """Kernels act divided by their largest singular value, which one power iteration per step follows."""
 
     name: ClassVar[str] = "spectral-norm"
+    label: ClassVar[str] = "Spectral Normalization"
 
     layers: Literal["inner", "hidden"] = "inner"
     """inner: hidden layers but the first; hidden: all hidden layers. Never the output layer."""
     placement: Placement = "both"
 
-    def check(self, actor: NetConfig, critic: NetConfig) -> None:
-        nets = {"actor": actor, "critic": critic}
-        for role in placed(self.placement):
+    def check(self, nets: Mapping[Role, NetConfig]) -> None:
+        super().check(nets)
+        for role in self.placed(nets):
             if self.layers == "inner" and nets[role].depth < 2:
                 raise ValueError(
                     f"spectral-norm has no effect on the {role}: it acts on hidden layers after the first, and depth is "
@@ -38,7 +40,7 @@ class SpectralNorm(Method):
 
     def init(self, nets: dict[Role, Any], key: PRNGKeyArray) -> Any:
         """By role, part and layer: the iterates u, one per expert."""
-        parts = {role: mlps(nets[role]) for role in placed(self.placement)}
+        parts = {role: mlps(nets[role]) for role in self.placed(nets)}
         every = [kernel for found in parts.values() for mlp in found.values() for kernel in self._kernels(mlp)]
         us = iter(first(every, key))
         return {

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from sphere.methods.method import After, Look, Method, Role, Step, Term, Weights, placed
+from sphere.methods.method import After, Look, Method, Role, Step, Term, Weights
 from sphere.methods.power import first, forward, iterate, normalised
 from sphere.nets import Linear
 from sphere.variants import Placement
@@ -35,12 +35,13 @@ class SpectralReg(Method):
     """Every layer's largest singular value is drawn towards 1 and its bias towards 0."""
 
     name: ClassVar[str] = "spectral-reg"
+    label: ClassVar[str] = "Spectral Regularization"
 
     weight: float = 1e-4
     placement: Placement = "both"
 
     def init(self, nets: dict[Role, Any], key: PRNGKeyArray) -> Any:
-        layers = {role: linears(nets[role]) for role in placed(self.placement)}
+        layers = {role: linears(nets[role]) for role in self.placed(nets)}
         us = iter(first([layer.kernel for found in layers.values() for layer in found], key))
         return {role: [next(us) for _ in found] for role, found in layers.items()}
 

@@ -1,33 +1,33 @@
-"""SPHERE: the penalty of `sphere/variants.py`, with a weight that follows rho, by default through the gradients' norms."""
+"""SPHERE: the penalty of `sphere/variants.py`, with a weight that follows rho, by default by gradient norms."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from sphere.methods.method import Look, Method, Role, placed
+from sphere.coefficient import Penalised, penalised_value_and_grad
+from sphere.methods.method import Look, Method, Role
 from sphere.nets import NetConfig
-from sphere.penalty import Penalised, penalised_value_and_grad
 from sphere.variants import ALL_EXPERTS, PenaltyConfig, terms
 
 
 @dataclass(frozen=True)
-class Sphere(Method):
-    """SPHERE. Its settings are `PPOConfig.penalty`; its strength, rho, is a number of each run of a fleet."""
+class Sphere(PenaltyConfig, Method):
+    """SPHERE. How strong it is, rho, is a number of each run of a fleet."""
 
     name: ClassVar[str] = "sphere"
+    label: ClassVar[str] = "SPHERE"
+    strength: ClassVar[str | None] = "rho"
 
-    penalty: PenaltyConfig = PenaltyConfig()
-
-    def check(self, actor: NetConfig, critic: NetConfig) -> None:
-        if self.penalty.variant == "layer-entropy" and self.penalty.coefficient == "loss-ratio":
+    def check(self, nets: Mapping[Role, NetConfig]) -> None:
+        super().check(nets)
+        if self.variant == "layer-entropy" and self.coefficient == "loss-ratio":
             raise ValueError(
                 "penalty variant 'layer-entropy' may be negative or zero, and a coefficient by the ratio of losses divides by "
                 "it; use the coefficient gradient-norm or fixed"
             )
-        nets = {"actor": actor, "critic": critic}
-        if self.penalty.variant == "gate":
-            for role in placed(self.penalty.placement):
+        if self.variant == "gate":
+            for role in self.placed(nets):
                 if nets[role].kind == "mlp":
                     raise ValueError(
                         f"penalty variant 'gate' needs a gate, and the {role} is a dense network, which has none; "
@@ -35,20 +35,20 @@ class Sphere(Method):
                     )
 
     def network(self, role: Role, config: NetConfig) -> NetConfig:
-        if self.penalty.variant in ALL_EXPERTS:  # they need every expert's features
+        if self.variant in ALL_EXPERTS:  # they need every expert's features
             return dataclasses.replace(config, compute="dense")
         return config
 
     def gradient(self, role: Role, function: Callable) -> Callable | None:
-        if role not in placed(self.penalty.placement):
+        if not self.acts_on(role):
             return None
 
         def both(params: Any) -> tuple[Any, Any, Any]:
             look: Look
             loss, look, aux = function(params)
-            return loss, terms(self.penalty, look.net.trunk, look.obs, look.trace), aux
+            return loss, terms(self, look.net, look.obs, look.trace), aux
 
-        balanced, strengths = penalised_value_and_grad(both, self.penalty.coefficient), self.penalty.strengths
+        balanced, strengths = penalised_value_and_grad(both, self.coefficient), self.strengths
         if strengths is None:
             return balanced
 

@@ -1,11 +1,15 @@
-"""Hidden units of a network: where they are, how active a batch found them, and how some of them begin anew.
+"""Hidden units of a network: where they are, how active a batch found them, and how some of them are reset.
 
-A network's MLPs are its experts (a dense network counts as one) and, where it has one, its gate. Arrays by unit have the shape
-[experts, width], with one expert for a gate and a dense network.
+A network's MLPs are, for each of its mixtures, the experts (a dense network counts as one) and the gate, where it has
+one. Mixtures are found by walking the network: their order there must be the order in which they run, and every MLP
+must be (in) a mixture. A part is called "expert" or "gate"; before it stands the number of its mixture where there
+are several, and before that the name of its trunk where a head has several: "first/0/expert".
+
+Arrays by unit have the shape [experts, width], with one expert for a gate and a dense network.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -13,11 +17,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from sphere.nets import MLP, Trace
+from sphere.nets import MLP, Mixture, MoE, Trace, traces_of, trunks_of
 
 
 def mlps(net: Any) -> dict[str, MLP]:
-    """The MLPs of an actor or a critic by their part in its trace, every leaf with a leading expert axis."""
+    """The MLPs of a network or head by name, every leaf with a leading expert axis."""
     found = _mlps(net)
     return {part: jax.tree.map(lambda leaf: leaf[None], mlp) if _alone(mlp) else mlp for part, mlp in found.items()}
 
@@ -32,10 +36,26 @@ def with_mlps(net: Any, changed: dict[str, MLP]) -> Any:
 
 
 def _mlps(net: Any) -> dict[str, MLP]:
-    if isinstance(net.trunk, MLP):
-        return {"expert": net.trunk}
-    gate = getattr(net.trunk.router, "gate", None)  # Soft MoE routes by two linear layers without hidden units
-    return {"expert": net.trunk.experts} | ({} if gate is None else {"gate": gate})
+    found = {}
+    for trunk, network in trunks_of(net).items():
+        mixtures = _walk(network, MoE | MLP)
+        for index, mixture in enumerate(mixtures):
+            name = _namer(trunk, index, len(mixtures))
+            found[name("expert")] = mixture.experts if isinstance(mixture, MoE) else mixture
+            # Soft MoE routes by two linear layers without hidden units
+            found |= {name("gate"): gate for gate in (_walk(mixture.router, MLP) if isinstance(mixture, MoE) else [])}
+    return found
+
+
+def _walk(net: Any, kind: Any) -> list[Any]:
+    """All modules of a kind in a network, in the order of its fields."""
+    nodes = jax.tree.leaves(net, is_leaf=lambda node: isinstance(node, kind))
+    return [node for node in nodes if isinstance(node, kind)]
+
+
+def _namer(trunk: str, index: int, mixtures: int) -> Callable[[str], str]:
+    prefix = [trunk] * (trunk != "") + [str(index)] * (mixtures > 1)
+    return lambda part: "/".join([*prefix, part])
 
 
 def _alone(mlp: MLP) -> bool:
@@ -66,33 +86,50 @@ class Activity(NamedTuple):
         return tuple(total / count for total in self.total)
 
 
-def activity(trace: Trace, part: str) -> Activity:
-    layers = [layer for layer in trace.layers if layer.part == part and layer.kind == "linear"]
-    hidden = [jnp.abs(layer.input) for layer in layers[1:]]  # what a layer reads are the units of the one before
-    if part == "gate" or trace.routing is None:
+def activities(trace: Trace | Mapping[str, Trace], names: Collection[str]) -> dict[str, Activity]:
+    """Of the parts of a network or head with these names, as `mlps` gives them."""
+    found = {}
+    for trunk, one in traces_of(trace).items():
+        for index, mixture in enumerate(one.mixtures):
+            name = _namer(trunk, index, len(one.mixtures))
+            for part in ("expert", "gate"):
+                if name(part) in names:
+                    layers = [layer for layer in one.layers if (layer.mixture, layer.part) == (index, part)]
+                    inputs = [layer.input for layer in layers if layer.kind == "linear"]
+                    # by the mixture's rows, which may be tokens
+                    rows = [a.reshape(len(mixture.weight), -1, a.shape[-1]) for a in inputs]
+                    found[name(part)] = activity(mixture, part, rows)
+    return found
+
+
+def activity(mixture: Mixture, part: str, inputs: list[Float[Array, "n slots _"]]) -> Activity:
+    """Of one part, from what its linear layers read."""
+    hidden = [jnp.abs(a) for a in inputs[1:]]  # what a layer reads are the units of the one before
+    if part == "gate" or mixture.routing is None:
         count = jnp.full(1, len(hidden[0]), hidden[0].dtype) if hidden else jnp.ones(1)
         return Activity(tuple(jnp.sum(h, axis=0) for h in hidden), count)
-    if trace.aligned:
-        met = trace.routing.chosen.astype(hidden[0].dtype)[:, :, None]  # [n, slots, 1], slot e is expert e
+    if mixture.aligned:
+        met = mixture.routing.chosen.astype(hidden[0].dtype)[:, :, None]  # [n, slots, 1], slot e is expert e
         tokens = jnp.sum(met, axis=(0, 2))
         sums = [jnp.sum(met * h, axis=0) for h in hidden]
     else:
-        hot = jax.nn.one_hot(trace.expert, trace.num_experts, dtype=hidden[0].dtype)  # no row for an empty slot
+        hot = jax.nn.one_hot(mixture.expert, mixture.num_experts, dtype=hidden[0].dtype)  # no row for an empty slot
         tokens = jnp.sum(hot, axis=(0, 1))
         sums = [jnp.einsum("nke,nkw->ew", hot, h) for h in hidden]
     return Activity(tuple(sums), tokens)
 
 
-def replanted(
+def reset_units(
     mlp: MLP,
     layer: int,
     units: Bool[Array, "experts width"],
     kernel: Float[Array, "experts #inner width"],
     scale: float = 1.0,
 ) -> MLP:
-    """Some units of one hidden layer begin anew: incoming weights from `kernel`, bias 0, outgoing weights 0.
+    """Some units of one hidden layer start again: incoming weights from `kernel`, bias 0, outgoing weights 0.
 
-    The affine part of LayerNorm belongs to the unit and is reset too, to `scale` and 0. For Adam's moments: zeros and 0.
+    The affine part of LayerNorm belongs to the unit and is reset too, to `scale` and 0. For Adam's moments: zeros and
+    0.
     """
     into, out, normed = mlp.hidden[layer], (*mlp.hidden, mlp.head)[layer + 1], bool(mlp.norms)
 

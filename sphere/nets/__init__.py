@@ -1,11 +1,22 @@
 """Networks as values: `net(x, taps=None) -> (output, trace)`. See `trace.py` for taps and traces."""
 
-from sphere.nets.build import NetConfig, build, parameter_count, widened
-from sphere.nets.heads import Gaussian, GaussianActor, TwinQ, Value
+from sphere.nets.build import NetConfig, build, parameter_count, widened, with_temperature
+from sphere.nets.heads import Gaussian, GaussianActor, Trunk, TwinQ, Value
 from sphere.nets.mlp import MLP, LayerNorm, Linear
-from sphere.nets.moe import MoE
+from sphere.nets.moe import MoE, with_compute
 from sphere.nets.routers import DeepSeek, ExpertChoice, Soft, TopK
-from sphere.nets.trace import Layer, Routing, Trace, expert_signals, output_signals, zero_taps
+from sphere.nets.trace import (
+    Layer,
+    Mixture,
+    Recorder,
+    Routing,
+    Trace,
+    expert_signals,
+    output_signals,
+    traces_of,
+    trunks_of,
+    zero_taps,
+)
 
 __all__ = [
     "MLP",
@@ -16,18 +27,25 @@ __all__ = [
     "Layer",
     "LayerNorm",
     "Linear",
+    "Mixture",
     "MoE",
     "NetConfig",
+    "Recorder",
     "Routing",
     "Soft",
     "TopK",
     "Trace",
+    "Trunk",
     "TwinQ",
     "Value",
     "build",
     "expert_signals",
     "output_signals",
     "parameter_count",
+    "traces_of",
+    "trunks_of",
     "widened",
+    "with_compute",
+    "with_temperature",
     "zero_taps",
 ]

@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 import equinox as eqx
 import jax
-from jaxtyping import PRNGKeyArray
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from sphere.nets.mlp import MLP
 from sphere.nets.moe import Compute, MoE
@@ -87,6 +88,14 @@ def _build(config: NetConfig, inner: int, outer: int, key: PRNGKeyArray) -> MLP 
     else:
         raise ValueError(f"network kind {c.kind!r} is not known; use one of {', '.join(Kind.__args__)}")
     return MoE(router, number, expert_inner, outer, width, **shape, compute=c.compute, key=expert_key)
+
+
+def with_temperature(trunk: MLP | MoE, temperature: Float[Array, ""]) -> MLP | MoE:
+    """The same network with another gate temperature, which may be traced; a dense network has none."""
+    if isinstance(trunk, MLP):
+        return trunk
+    value = jnp.asarray(temperature, trunk.router.temperature.dtype)
+    return eqx.tree_at(lambda net: net.router.temperature, trunk, value)
 
 
 def parameter_count(net: eqx.Module) -> int:

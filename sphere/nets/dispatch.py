@@ -1,8 +1,8 @@
 """Two ways to bring samples to a bank of experts, with equal results.
 
-*Dense*: every expert sees every sample; the bank is [experts, n, ·]. Few, large products: best on a GPU with few experts.
-*Grouped*: tokens are sorted by expert into blocks of equal size, each block meets a copy of its expert's parameters, and
-work follows K and not E; the bank is [blocks, block, ·].
+*Dense*: every expert sees every sample; the bank is [experts, n, ·]. Few, large products: best on a GPU with few
+experts. *Grouped*: tokens are sorted by expert into blocks of equal size, each block meets a copy of its expert's
+parameters, and work follows K and not E; the bank is [blocks, block, ·].
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from sphere.nets.mlp import turned
+from sphere.nets.mlp import transpose_kernel
 
 
 class Dispatch(NamedTuple):
@@ -90,7 +90,7 @@ def grouped(expert: Int[Array, "n slots"], num_experts: int, max_tokens: int) ->
 
     def copies(leaf: Array) -> Array:
         # in the order in which gradients arise: no compiler moves a transposition through the sum over copies
-        each = jax.vmap(turned)
+        each = jax.vmap(transpose_kernel)
         return each(each(leaf).at[block_expert].get(indices_are_sorted=True))
 
     def parameters(experts: Any) -> Any:

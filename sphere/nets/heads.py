@@ -1,19 +1,31 @@
-"""What a network is used for: a Gaussian policy, a state value, a pair of action values. Each over any trunk."""
+"""What a network is used for: a Gaussian policy, a state value, a pair of action values. Each over any trunk.
+
+A head gives its trunks by name (`trunks`). The name is empty where there is one, so that names made with it (of
+parts, of numbers in records) have no prefix. A head with several gives its traces as a dict of the same names.
+"""
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from sphere.nets.mlp import MLP
-from sphere.nets.moe import MoE
 from sphere.nets.trace import Trace
 
-Trunk = MLP | MoE
+
+@runtime_checkable
+class Trunk(Protocol):
+    """A network: MLP, MoE, or any that is called in the same way."""
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Of one sample."""
+
+    def __call__(self, x: Array, taps: tuple[Array, ...] | None = None) -> tuple[Array, Trace]: ...
 
 
 class Gaussian(NamedTuple):
@@ -43,9 +55,25 @@ class GaussianActor(eqx.Module):
         self.trunk = trunk
         self.log_std = jnp.zeros(action_size)
 
-    def __call__(self, x: Float[Array, "n obs"], taps: tuple[Array, ...] | None = None) -> tuple[Gaussian, Trace]:
+    @property
+    def trunks(self) -> dict[str, Any]:
+        return {"": self.trunk}
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return self.trunk.input_shape
+
+    def __call__(self, x: Float[Array, "n *input"], taps: tuple[Array, ...] | None = None) -> tuple[Gaussian, Trace]:
         mean, trace = self.trunk(x, taps)
         return Gaussian(mean, self.log_std), trace
+
+    def act(self, x: Float[Array, "n *input"]) -> Float[Array, "n act"]:
+        """What is done in evaluation, and to which training adds noise."""
+        return self(x)[0].mean
+
+    def spread(self) -> Float[np.ndarray, "*run act"]:
+        """The deviation of that noise, on the host."""
+        return np.exp(np.asarray(self.log_std))
 
 
 class Value(eqx.Module):
@@ -53,15 +81,23 @@ class Value(eqx.Module):
 
     trunk: Trunk
 
+    @property
+    def trunks(self) -> dict[str, Any]:
+        return {"": self.trunk}
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return self.trunk.input_shape
+
     def __call__(
-        self, x: Float[Array, "n obs"], taps: tuple[Array, ...] | None = None
+        self, x: Float[Array, "n *input"], taps: tuple[Array, ...] | None = None
     ) -> tuple[Float[Array, " n"], Trace]:
         value, trace = self.trunk(x, taps)
         return value[:, 0], trace
 
 
 class TwinQ(eqx.Module):
-    """Two independent action values Q(s, a), for clipped double Q-learning; taps and traces come in pairs."""
+    """Two independent action values Q(s, a), for clipped double Q-learning."""
 
     first: Trunk
     second: Trunk
@@ -71,9 +107,18 @@ class TwinQ(eqx.Module):
         one, two = jax.random.split(key)
         self.first, self.second = make(one), make(two)
 
+    @property
+    def trunks(self) -> dict[str, Any]:
+        return {"first": self.first, "second": self.second}
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Of [observation, action], which the trunks read."""
+        return self.first.input_shape
+
     def __call__(
         self, x: Float[Array, "n obs"], action: Float[Array, "n act"]
-    ) -> tuple[Float[Array, "2 n"], tuple[Trace, Trace]]:
+    ) -> tuple[Float[Array, "2 n"], dict[str, Trace]]:
         joint = jnp.concatenate([x, action], axis=1)
-        (one, trace), (two, second) = self.first(joint), self.second(joint)
-        return jnp.stack([one[:, 0], two[:, 0]]), (trace, second)
+        (one, first), (two, second) = self.first(joint), self.second(joint)
+        return jnp.stack([one[:, 0], two[:, 0]]), {"first": first, "second": second}

@@ -10,23 +10,24 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from sphere.checks import checked
-from sphere.nets.trace import Recorder, Trace
+from sphere.nets.trace import Mixture, Recorder, Trace
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"relu": jax.nn.relu, "tanh": jnp.tanh}
 
 
-def turned(leaf: Array) -> Array:
+def transpose_kernel(leaf: Array) -> Array:
     """A kernel [inner, outer] as [outer, inner], the order in which JAX forms its gradient; a vector as it is."""
     return jnp.swapaxes(leaf, -1, -2) if leaf.ndim >= 2 else leaf
 
 
 def readable(arguments: Mapping[str, Any]) -> None:
-    """The states that a network is called with are rows of the width that it was built for."""
-    found, inner = np.shape(arguments["x"]), arguments["self"].inner
-    if len(found) != 2 or found[1] != inner:
+    """A network is called with inputs of the shape that it was built for, one for each sample."""
+    found, shape = np.shape(arguments["x"]), arguments["self"].input_shape
+    if found[1:] != shape or not found:
+        each = f"a row of {shape[0]} numbers" if len(shape) == 1 else f"an array of shape {shape}"
         raise ValueError(
-            f"x has shape {found}, wanted [n, {inner}]: a row of {inner} numbers for each sample; give the observations that "
-            "the network was built for, one state as x[None], and several batches by jax.vmap"
+            f"x has shape {found}, wanted [n, {', '.join(map(str, shape))}]: {each} for each sample; "
+            "give the observations that the network was built for, one state as x[None], and several batches by jax.vmap"
         )
 
 
@@ -70,7 +71,7 @@ class LayerNorm(eqx.Module):
 
 
 class MLP(eqx.Module):
-    """`depth` hidden layers of `width` units and a linear head; optional LayerNorm between linear layer and activation."""
+    """`depth` hidden layers of `width` units and a linear head; optional LayerNorm before the activation."""
 
     hidden: tuple[Linear, ...]
     norms: tuple[LayerNorm, ...]
@@ -100,11 +101,12 @@ class MLP(eqx.Module):
         self.activation = activation
 
     @property
-    def inner(self) -> int:
-        return self.hidden[0].kernel.shape[-2]
+    def input_shape(self) -> tuple[int, ...]:
+        """Of one sample."""
+        return (self.hidden[0].kernel.shape[-2],)
 
     def forward(self, x: Array, record: Callable[[str, Array, Array, bool], Array]) -> tuple[Array, tuple[Array, ...]]:
-        """Output and the features after each hidden layer, for a plain MLP or, with a leading axis, for a bank of them."""
+        """Output and features after each hidden layer, of a plain MLP or, with a leading axis, of a bank of them."""
         features = []
         for i, layer in enumerate(self.hidden):
             x = record("linear", x, layer(x), layer.bias is not None)
@@ -115,21 +117,27 @@ class MLP(eqx.Module):
             features.append(x)
         return record("linear", x, self.head(x), self.head.bias is not None), tuple(features)
 
+    def mix(self, x: Float[Array, "n inner"], recorder: Recorder) -> Float[Array, "n outer"]:
+        """As a part of a larger network: a mixture of one expert."""
+        output, features = self.forward(x, recorder.part("expert"))
+        n = x.shape[0]
+        recorder.close(
+            Mixture(
+                hidden=tuple(f[:, None] for f in features),
+                weight=jnp.ones((n, 1), output.dtype),
+                expert=jnp.zeros((n, 1), jnp.int32),
+                expert_output=output[:, None],
+                routing=None,
+                num_experts=1,
+                aligned=True,
+                complete=True,
+            )
+        )
+        return output
+
     @checked(readable)
     def __call__(
         self, x: Float[Array, "n inner"], taps: tuple[Array, ...] | None = None
     ) -> tuple[Float[Array, "n outer"], Trace]:
         recorder = Recorder(taps)
-        output, features = self.forward(x, recorder.part("expert"))
-        n = x.shape[0]
-        return output, Trace(
-            hidden=tuple(f[:, None] for f in features),
-            weight=jnp.ones((n, 1), output.dtype),
-            expert=jnp.zeros((n, 1), jnp.int32),
-            expert_output=output[:, None],
-            layers=recorder.finish(),
-            routing=None,
-            num_experts=1,
-            aligned=True,
-            complete=True,
-        )
+        return self.mix(x, recorder), recorder.finish()

@@ -1,7 +1,7 @@
 """Mixture of Experts: a router and a bank of MLPs, each a full network with its own head; the outputs are mixed."""
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
@@ -12,7 +12,7 @@ from sphere.checks import checked
 from sphere.nets import dispatch
 from sphere.nets.mlp import MLP, readable
 from sphere.nets.routers import DeepSeek, ExpertChoice, Soft, TopK
-from sphere.nets.trace import Recorder, Trace
+from sphere.nets.trace import Mixture, Recorder, Trace
 
 Compute = Literal["auto", "dense", "grouped"]
 
@@ -21,7 +21,8 @@ def pick_compute(num_experts: int, tokens: int, n: int, width: int) -> str:
     """Dense unless it wastes more than the sorting costs (figures: docs/performance.md).
 
     On a GPU products cost little beside reading all parameters, which an update does anyway, and the gradient of copied
-    parameters is a sum over copies, slow in a fixed order. So only features that would not fit are worth grouping there.
+    parameters is a sum over copies, slow in a fixed order. So only features that would not fit are worth grouping
+    there.
     """
     waste = num_experts * n / max(tokens, 1)
     if jax.default_backend() == "cpu":
@@ -66,10 +67,11 @@ class MoE(eqx.Module):
         return self.experts.head.kernel.shape[-3]
 
     @property
-    def inner(self) -> int:
+    def input_shape(self) -> tuple[int, ...]:
+        """Of one sample."""
         # the experts of Soft MoE read tokens, not states
         first = self.router.tokenise if isinstance(self.router, Soft) else self.experts.hidden[0]
-        return first.kernel.shape[-2]
+        return (first.kernel.shape[-2],)
 
     def with_compute(self, compute: Compute) -> "MoE":
         """The same network, its experts computed in another way."""
@@ -79,11 +81,8 @@ class MoE(eqx.Module):
         object.__setattr__(other, "compute", compute)
         return other
 
-    @checked(readable)
-    def __call__(
-        self, x: Float[Array, "n inner"], taps: tuple[Array, ...] | None = None
-    ) -> tuple[Float[Array, "n outer"], Trace]:
-        recorder = Recorder(taps)
+    def mix(self, x: Float[Array, "n inner"], recorder: Recorder) -> Float[Array, "n outer"]:
+        """As a part of a larger network: one mixture of it."""
         weight, expert, inputs, routing, aligned, tokens = self.router(x, recorder)
         how: str = self.compute
         if how == "auto":
@@ -99,15 +98,32 @@ class MoE(eqx.Module):
         record = recorder.part("expert", owner, route.to_slots, route.to_bank)
         rows, hidden = route.parameters(self.experts).forward(route.enter(inputs), record)
         expert_output = route.to_slots(rows)
-        trace = Trace(
-            hidden=tuple(route.to_slots(h) for h in hidden),
-            weight=weight,
-            expert=expert,
-            expert_output=expert_output,
-            layers=recorder.finish(),
-            routing=routing,
-            num_experts=self.num_experts,
-            aligned=aligned,
-            complete=complete,
+        recorder.close(
+            Mixture(
+                hidden=tuple(route.to_slots(h) for h in hidden),
+                weight=weight,
+                expert=expert,
+                expert_output=expert_output,
+                routing=routing,
+                num_experts=self.num_experts,
+                aligned=aligned,
+                complete=complete,
+            )
         )
-        return jnp.einsum("ns,nso->no", weight, expert_output), trace
+        return jnp.einsum("ns,nso->no", weight, expert_output)
+
+    @checked(readable)
+    def __call__(
+        self, x: Float[Array, "n inner"], taps: tuple[Array, ...] | None = None
+    ) -> tuple[Float[Array, "n outer"], Trace]:
+        recorder = Recorder(taps)
+        return self.mix(x, recorder), recorder.finish()
+
+
+def with_compute(net: Any, compute: Compute) -> Any:
+    """The same network, the experts of all its mixtures computed in another way."""
+    return jax.tree.map(
+        lambda node: node.with_compute(compute) if isinstance(node, MoE) else node,
+        net,
+        is_leaf=lambda node: isinstance(node, MoE),
+    )

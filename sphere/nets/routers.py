@@ -69,8 +69,8 @@ class TopK(eqx.Module):
 
 
 class DeepSeek(eqx.Module):
-    """The first `shared` experts are always on with weight 1; of the rest `top_k` are chosen, each weighted by its entry
-    of the full softmax, not renormalised (DeepSeekMoE)."""
+    """The first `shared` experts are always on with weight 1; of the rest `top_k` are chosen, each weighted by its
+    entry of the full softmax, not renormalised (DeepSeekMoE)."""
 
     gate: MLP
     temperature: Float[Array, ""]
@@ -151,8 +151,8 @@ class ExpertChoice(eqx.Module):
     entries, and a sample may get none.
 
     The choice depends on the samples that stand in the same group. Batches are cut into groups of `group_size` in their
-    order; the last may be smaller, as all are when fewer environments act. Learning shuffles, so an action's probability there
-    is not the one it was taken with: the first ratios are not one.
+    order; the last may be smaller, as all are when fewer environments act. Learning shuffles, so an action's
+    probability there is not the one it was taken with: the first ratios are not one.
     """
 
     gate: MLP

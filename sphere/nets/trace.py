@@ -1,20 +1,29 @@
-"""What a forward pass hands back: every layer's input, the routing, and the expert features.
+"""What a forward pass hands back: every layer's input and, for each mixture, the routing and expert features.
 
-A network is called as `net(x, taps)` and returns `(output, trace)`. *Taps* are arrays added to the pre-activations, one per
-layer of `trace.layers` and of the shape of its `output`; zeros change nothing, and the gradient by them is the backprop
-signal g of that layer. Together with the layer's input this is all that the NTK, its factors and the penalties need.
+A network is called as `net(x, taps)` and returns `(output, trace)`. *Taps* are arrays added to the pre-activations,
+one per layer of `trace.layers` and of the shape of its `output`; zeros change nothing, and the gradient by them is
+the backprop signal g of that layer. Together with the layer's input this is all that the NTK, its factors and the
+penalties need.
 
-Everything per sample has a *slot* axis: the places in which one sample meets an expert. A dense network has one slot; a
-Top-K MoE has K when its experts are computed by group and E when they are computed densely (then slot e is expert e and
-the trace is called *aligned*).
+Everything per sample has a *slot* axis: the places in which one sample meets a copy of the parameters. A dense
+network has one slot; a Top-K MoE has K when its experts are computed by group and E when they are computed densely
+(then slot e is expert e and the mixture is called *aligned*). A layer that all tokens of a sample share has a slot
+for each token, all of one owner.
+
+A network writes its layers to a `Recorder` in the order in which they run and closes each mixture with
+`recorder.close`.
 """
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
+
+Part = Literal["gate", "expert", "shared"]
 
 
 class Layer(eqx.Module):
@@ -27,9 +36,11 @@ class Layer(eqx.Module):
     owner: Int[Array, "n slots"] | None
     """Which copy of the parameters each slot used; None: slot s used copy s."""
     kind: str = eqx.field(static=True)
-    part: str = eqx.field(static=True)
-    """`gate` or `expert`; a dense network counts as one expert."""
+    part: Part = eqx.field(static=True)
+    """`shared`: outside of all mixtures (embedding, attention, head). A dense network counts as one expert."""
     bias: bool = eqx.field(static=True)
+    mixture: int | None = eqx.field(static=True)
+    """The mixture that a gate or expert layer belongs to, its place in `Trace.mixtures`; None where it is shared."""
 
 
 class Routing(eqx.Module):
@@ -47,8 +58,11 @@ class Routing(eqx.Module):
     """How many experts, the first ones, are always on and not routed."""
 
 
-class Trace(eqx.Module):
-    """Everything that others want to look at in one forward pass."""
+class Mixture(eqx.Module):
+    """One mixture of experts in one forward pass; a dense network is a mixture of one.
+
+    A row of the first axis is what is routed: a sample or, in a network of tokens, a token (the first sample's first).
+    """
 
     hidden: tuple[Float[Array, "n slots _"], ...]
     """Expert features after each hidden layer (after its activation), not weighted by the gate."""
@@ -56,12 +70,11 @@ class Trace(eqx.Module):
     expert: Int[Array, "n slots"]
     """The expert of each slot; `num_experts` for a slot that is not used."""
     expert_output: Float[Array, "n slots out"]
-    layers: tuple[Layer, ...]
     routing: Routing | None
     num_experts: int = eqx.field(static=True)
     aligned: bool = eqx.field(static=True)
     complete: bool = eqx.field(static=True)
-    """Every expert was computed for every sample; if not, what was not chosen is zero."""
+    """Every expert was computed for every row; if not, what was not chosen is zero."""
 
     @property
     def features(self) -> Float[Array, "n slots width"]:
@@ -73,8 +86,17 @@ class Trace(eqx.Module):
         return self.weight[:, :, None] * self.hidden[layer]
 
 
+class Trace(eqx.Module):
+    """Everything that others want to look at in one forward pass."""
+
+    mixtures: tuple[Mixture, ...]
+    """In the order in which they ran; an MLP or a single MoE has one."""
+    layers: tuple[Layer, ...]
+    """All parametrised layers in the order in which they ran; each has parameters that no other layer uses."""
+
+
 class Recorder:
-    """Collects layers in the order in which they run and adds the tap of each.
+    """Collects layers and mixtures in the order in which they run and adds the tap of each layer.
 
     `to_slots` and `to_bank` translate between the layout in which a bank of experts computes and the slot layout of the
     trace; the identity with one slot is the default.
@@ -83,51 +105,108 @@ class Recorder:
     def __init__(self, taps: tuple[Array, ...] | None):
         self.taps = taps
         self.layers: list[Layer] = []
+        self.mixtures: list[Mixture] = []
+        self.number: int | None = None
+
+    def tokens(self, number: int) -> "Recorder":
+        """The same record for layers that compute on rows of tokens [n * number, ...], `number` of them to a sample."""
+        view = copy.copy(self)  # the lists are the same
+        view.number = number
+        return view
 
     def part(
         self,
-        part: str,
+        part: Part,
         owner: Int[Array, "n slots"] | None = None,
         to_slots: Callable[[Array], Array] = lambda v: v[:, None],
         to_bank: Callable[[Array], Array] = lambda v: v[:, 0],
     ) -> Callable[[str, Array, Array, bool], Array]:
+        """A function that records one layer of this part; gates and experts belong to the mixture closed next."""
+        mixture = None if part == "shared" else len(self.mixtures)
+
         def record(kind: str, inputs: Array, output: Array, bias: bool) -> Array:
             if self.taps is not None:
-                output = output + to_bank(self.taps[len(self.layers)])
-            self.layers.append(Layer(to_slots(inputs), to_slots(output), owner, kind, part, bias))
+                output = output + to_bank(self._rows(self.taps[len(self.layers)]))
+            seen, given = to_slots(inputs), to_slots(output)
+            who = self._owner(owner, given)
+            self.layers.append(Layer(self._samples(seen), self._samples(given), who, kind, part, bias, mixture))
             return output
 
         return record
 
-    def finish(self) -> tuple[Layer, ...]:
+    def _samples(self, rows: Array) -> Array:
+        """Rows of tokens [n * number, slots, ...] as samples [n, number * slots, ...]."""
+        if self.number is None:
+            return rows
+        return rows.reshape(-1, self.number * rows.shape[1], *rows.shape[2:])
+
+    def _rows(self, samples: Array) -> Array:
+        if self.number is None:
+            return samples
+        return samples.reshape(-1, samples.shape[1] // self.number, *samples.shape[2:])
+
+    def _owner(self, owner: Array | None, output: Array) -> Array | None:
+        if owner is None and self.number is not None:  # slot s of every token used copy s
+            owner = jnp.broadcast_to(jnp.arange(output.shape[1]), output.shape[:2])
+        return None if owner is None else self._samples(owner)
+
+    def close(self, mixture: Mixture) -> None:
+        """A mixture is complete: gate and expert layers recorded from here on belong to the next."""
+        self.mixtures.append(mixture)
+
+    def finish(self) -> Trace:
         if self.taps is not None and len(self.taps) != len(self.layers):
             raise ValueError(
                 f"{len(self.taps)} taps came for a network of {len(self.layers)} layers; make them with "
                 "sphere.nets.zero_taps(net, x)"
             )
-        return tuple(self.layers)
+        return Trace(tuple(self.mixtures), tuple(self.layers))
 
 
-def zero_taps(net: Callable, x: Float[Array, "n obs"]) -> tuple[Array, ...]:
+def trunks_of(net: Any) -> dict[str, Any]:
+    """The networks under a head by name; a network that is no head is its own and has the name ""."""
+    return getattr(net, "trunks", None) or {"": net}
+
+
+def traces_of(trace: Trace | Mapping[str, Trace]) -> dict[str, Trace]:
+    """What a head or network gave back as its trace, by the names of its trunks."""
+    return dict(trace) if isinstance(trace, Mapping) else {"": trace}
+
+
+def only_trunk(net: Any) -> Any:
+    """The network itself, or the one under a head."""
+    trunks = trunks_of(net)
+    if len(trunks) > 1:
+        names = " or ".join(f"net.trunks[{name!r}]" for name in trunks)
+        raise TypeError(f"net is a head with {len(trunks)} trunks, wanted one network; pass {names}")
+    return next(iter(trunks.values()))
+
+
+def shape_of_trace(net: Callable, x: Float[Array, "n *input"]) -> Trace:
+    """The trace of net(x) without its numbers."""
+    return eqx.filter_eval_shape(lambda net, x: net(x)[1], net, x)
+
+
+def zero_taps(net: Callable, x: Float[Array, "n *input"]) -> tuple[Array, ...]:
     """Taps that change nothing, of the right shapes for this network and batch."""
-    trace = eqx.filter_eval_shape(lambda net, x: net(x)[1], net, x)
-    return tuple(jnp.zeros(layer.output.shape, layer.output.dtype) for layer in trace.layers)
+    return tuple(jnp.zeros(layer.output.shape, layer.output.dtype) for layer in shape_of_trace(net, x).layers)
 
 
-def output_signals(net: Callable, x: Float[Array, "n obs"]) -> tuple[Array, ...]:
+def output_signals(net: Callable, x: Float[Array, "n *input"]) -> tuple[Array, ...]:
     """g_l = d f / d z_l for every layer of the trace, f the sum of the network's outputs per sample.
 
-    One backward pass: sample i's output does not depend on sample j's taps. An expert that was not chosen gets 0, one that
-    was gets its gate weight times its own signal.
+    One backward pass: sample i's output does not depend on sample j's taps. An expert that was not chosen gets 0, one
+    that was gets its gate weight times its own signal.
     """
-    net = getattr(net, "trunk", net)  # of a head
+    net = only_trunk(net)
     return jax.grad(lambda taps: jnp.sum(net(x, taps)[0]))(zero_taps(net, x))
 
 
-def expert_signals(net: Callable, x: Float[Array, "n obs"]) -> tuple[Array, ...]:
-    """g_e,l = d m_e / d z_e,l for every linear expert layer z = W a, m_e the sum of expert e's own outputs, before the gate
-    weighs them."""
-    signals = jax.grad(lambda taps: jnp.sum(net(x, taps)[1].expert_output))(zero_taps(net, x))
-    layers = eqx.filter_eval_shape(lambda net, x: net(x)[1], net, x).layers
-    wanted = [(layer.part, layer.kind) == ("expert", "linear") for layer in layers]
-    return tuple(signal for signal, kept in zip(signals, wanted, strict=True) if kept)
+def expert_signals(net: Callable, x: Float[Array, "n *input"], mixture: int = -1) -> tuple[Array, ...]:
+    """g_e,l = d m_e / d z_e,l for every linear expert layer z = W a of one mixture, m_e the sum of expert e's own
+    outputs, before the gate weighs them; by the mixture's rows [n, slots, outer]."""
+    signals = jax.grad(lambda taps: jnp.sum(net(x, taps)[1].mixtures[mixture].expert_output))(zero_taps(net, x))
+    trace = shape_of_trace(net, x)
+    index, rows = mixture % len(trace.mixtures), trace.mixtures[mixture].weight.shape
+    wanted = [(layer.mixture, layer.part, layer.kind) == (index, "expert", "linear") for layer in trace.layers]
+    return tuple(signal.reshape(*rows, -1) for signal, kept in zip(signals, wanted, strict=True) if kept)

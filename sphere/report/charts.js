@@ -1,5 +1,5 @@
 "use strict";
-// Charts as inline SVG from plain numbers. Each draws itself anew when its width, the zoom or what is shown changes.
+// Charts as inline SVG from plain numbers. Each draws itself again when its width, the zoom or what is shown changes.
 
 const SVG = "http://www.w3.org/2000/svg";
 const DASHES = ["", "7 4", "2 3", "9 3 2 3"];
@@ -42,7 +42,7 @@ function label(value, unit) {
 }
 
 function span(series, fixed, range) {
-  // the values in view, with a little air; success has its own scale
+  // the values in view, with a little air; a score between 0 and 1 has its own scale
   if (fixed) return fixed;
   let low = Infinity, high = -Infinity;
   for (const one of series)
@@ -85,7 +85,7 @@ function areas(one, x, y, breaks) {
 let serial = 0;
 
 function drawLines(box, spec) {
-  // spec: series, title, fixed [low, high] or null, tasks, taskSteps, breaks, single, small
+  // spec: series, title, fixed [low, high] or null, tasks, taskSteps, breaks, single, small, unit ("task": x counts tasks)
   box.textContent = "";
   const width = Math.max(box.clientWidth, 200), height = spec.small ? 170 : 270;
   const names = !spec.small;
@@ -107,7 +107,7 @@ function drawLines(box, spec) {
   const y = (value) => edge.top + (1 - (value - low) / (high - low)) * tall;
   const told = series.map((one) => `${spec.methods[one.method]} from ${spell(one.mean[0])} to ${spell(one.mean[one.mean.length - 1])}`);
   const svg = node("svg", { viewBox: `0 0 ${width} ${height}`, width, height, tabindex: 0, role: "img",
-    "aria-label": `${spec.title} over environment steps: ${told.join("; ")}. Arrow keys read values, plus and minus zoom, Escape resets.` }, box);
+    "aria-label": `${spec.title} over ${spec.unit === "task" ? "tasks" : "steps"}: ${told.join("; ")}. Arrow keys read values, plus and minus zoom, Escape resets.` }, box);
   const clip = `clip-${serial++}`;
   node("rect", { x: edge.left, y: edge.top - 2, width: inner, height: tall + 4 }, node("clipPath", { id: clip }, svg));
   const frame = node("g", { class: "axis" }, svg);
@@ -121,7 +121,7 @@ function drawLines(box, spec) {
     const at = x(value), anchor = at > width - 24 ? "end" : at < edge.left + 12 ? "start" : "middle";
     node("text", { x: Math.min(at, width - 2), y: height - 10, "text-anchor": anchor }, frame, steps(value));
   });
-  const full = boundaries(frame, spec, x, edge, { width, height, names, range });
+  const full = spec.unit === "task" || boundaries(frame, spec, x, edge, { width, height, names, range });
   const legend = box.closest("figure").querySelector(".numbers");
   if (legend) legend.hidden = full;
   const plot = node("g", { "clip-path": `url(#${clip})` }, svg);
@@ -139,12 +139,15 @@ function boundaries(frame, spec, x, edge, { width, height, names, range }) {
   const count = spec.tasks.length, long = Math.max(...spec.tasks.map((task) => task.length));
   const room = x(spec.taskSteps) - x(0);
   const full = long * 6.6 + 8 < room;
-  for (let task = 0; task < count; task++) {
+  // numbers need room for their digits: every task, every second, fifth, tenth ...
+  const need = (`${count}`.length * 7 + 8) / room;
+  const every = full ? 1 : [1, 2, 5, 10, 20, 50, 100, 200, 500].find((some) => some >= need) || count;
+  for (let task = every - 1; task < count; task += every) {
     const from = task * spec.taskSteps, to = from + spec.taskSteps;
     if (to <= range[0] || from >= range[1]) continue;
-    if (from > range[0]) node("line", { class: "boundary", x1: x(from), x2: x(from), y1: edge.top - (names ? 14 : 0), y2: height - edge.bottom }, frame);
+    if (from > range[0] && every === 1) node("line", { class: "boundary", x1: x(from), x2: x(from), y1: edge.top - (names ? 14 : 0), y2: height - edge.bottom }, frame);
     const middle = (Math.max(x(from), edge.left) + Math.min(x(to), width - edge.right)) / 2;
-    const half = (full ? spec.tasks[task].length : 1) * 3.4;
+    const half = (full ? spec.tasks[task].length : `${task + 1}`.length) * 3.4;
     if (names && middle - half >= edge.left - 4 && middle + half <= width)
       node("text", { class: "task", x: middle, y: 14, "text-anchor": "middle" }, frame, full ? spec.tasks[task] : `${task + 1}`);
   }
@@ -169,7 +172,7 @@ function reading(box, svg, spec, { x, y, edge, width, height, inner, tall, range
     cross.setAttribute("x1", x(step)); cross.setAttribute("x2", x(step)); cross.setAttribute("visibility", "visible");
     dots.textContent = ""; tip.textContent = "";
     const task = spec.tasks[Math.min(Math.floor((step - 1) / spec.taskSteps), spec.tasks.length - 1)];
-    tip.append(Object.assign(document.createElement("div"), { className: "when", textContent: `${step.toLocaleString("en")} steps · ${task}` }));
+    tip.append(Object.assign(document.createElement("div"), { className: "when", textContent: spec.unit === "task" ? `task ${step} · ${task}` : `${step.toLocaleString("en")} steps · ${task}` }));
     for (const one of spec.series) {
       const i = one.step.indexOf(step);
       if (i < 0) continue;
@@ -233,13 +236,18 @@ function drawBars(box, spec) {
   const width = Math.max(box.clientWidth, 200), bar = 16, row = 26 + spec.protocols.length * (bar + 5) + 12;
   const edge = { left: spec.protocols.length > 1 ? 40 : 8, right: 56, top: 4, bottom: 30 };
   const height = edge.top + spec.methods.length * row + edge.bottom, inner = width - edge.left - edge.right;
-  const x = (value) => edge.left + Math.max(0, Math.min(1, value)) * inner;
+  // from 0 to 1, or as far as scores without bounds reach; 0 is always in view
+  const values = spec.bars.flatMap((b) => [b.mean, b.low, b.high, b.paper, ...b.runs]).filter((value) => value !== null);
+  const marks = spec.bounded ? [0, 0.25, 0.5, 0.75, 1] : ticks(Math.min(0, ...values), Math.max(0, ...values) || 1, 5);
+  const low = spec.bounded ? 0 : Math.min(0, ...values), high = spec.bounded ? 1 : Math.max(0, ...values) || (low < 0 ? 0 : 1);
+  const x = (value) => edge.left + ((Math.max(low, Math.min(high, value)) - low) / (high - low)) * inner;
   const svg = node("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img",
-    "aria-label": `average success: ${spec.bars.map((b) => `${spec.names[b.method]} ${b.protocol.toUpperCase()} ${spell(b.mean)}`).join("; ")}` }, box);
+    "aria-label": `average ${spec.word}: ${spec.bars.map((b) => `${spec.names[b.method]} ${b.protocol.toUpperCase()} ${spell(b.mean)}`).join("; ")}` }, box);
   const axis = node("g", { class: "axis" }, svg);
-  for (const value of [0, 0.25, 0.5, 0.75, 1]) {
+  for (const value of marks) {
+    const anchor = spec.bounded || x(value) > edge.left + 20 ? "middle" : "start";
     node("line", { class: "grid", x1: x(value), x2: x(value), y1: edge.top, y2: height - edge.bottom }, axis);
-    node("text", { x: x(value), y: height - 10, "text-anchor": "middle" }, axis, `${value}`);
+    node("text", { x: x(value), y: height - 10, "text-anchor": anchor }, axis, spec.bounded ? `${value}` : label(value, marks[1] - marks[0] || 1));
   }
   spec.methods.forEach((method, place) => {
     const top = edge.top + place * row;
@@ -254,7 +262,7 @@ function drawBars(box, spec) {
         (one.paper === null ? "" : `; paper ${spell(one.paper)}`);
       const group = node("g", {}, svg);
       node("title", {}, group, tip);
-      node("rect", { class: protocol === "rl" && spec.protocols.length > 1 ? "bar light" : "bar", x: x(0), y, width: Math.max(x(one.mean) - x(0), 1), height: bar, rx: 2, fill: colour(one) }, group);
+      node("rect", { class: protocol === "rl" && spec.protocols.length > 1 ? "bar light" : "bar", x: Math.min(x(0), x(one.mean)), y, width: Math.max(Math.abs(x(one.mean) - x(0)), 1), height: bar, rx: 2, fill: colour(one) }, group);
       if (one.low !== null) node("path", { class: "whisker", d: `M${x(one.low)} ${middle}H${x(one.high)}M${x(one.low)} ${middle - 4}v8M${x(one.high)} ${middle - 4}v8` }, group);
       one.runs.forEach((value, i) => node("circle", { class: "dot", cx: x(value), cy: middle + ((i % 3) - 1) * 3.5, r: 2.4, stroke: colour(one) }, group));
       if (one.paper !== null) node("path", { class: "paper", d: `M${x(one.paper)} ${y - 2}l4.5 ${bar / 2 + 2}l-4.5 ${bar / 2 + 2}l-4.5 ${-bar / 2 - 2}Z` }, group);
@@ -287,7 +295,8 @@ function drawHeat(box, spec) {
     const at = edge.left + (value / spec.view.step[count - 1]) * inner;
     node("text", { class: "axis-text", x: Math.min(at, width - 2), y: height - 10, "text-anchor": at > width - 24 ? "end" : at < edge.left + 12 ? "start" : "middle" }, svg, steps(value));
   }
-  for (let task = 1; task < spec.tasks.length; task++) {
+  const thick = (spec.taskSteps / spec.view.step[count - 1]) * inner < 4; // boundaries would hide the map
+  for (let task = 1; task < spec.tasks.length && !thick; task++) {
     const at = edge.left + ((task * spec.taskSteps) / spec.view.step[count - 1]) * inner;
     if (at < width - edge.right) node("line", { class: "boundary strong", x1: at, x2: at, y1: edge.top, y2: edge.top + experts * cell }, svg);
   }

@@ -7,9 +7,10 @@ from typing import Any
 import matplotlib
 import numpy as np
 
-from sphere.report.maps import load_map, retention
-from sphere.report.payload import spoken_metric
-from sphere.report.summary import Comparison, averages, band, metrics, short
+from sphere.report.comparison import Comparison, band, load_map, metrics, retention, task_band
+from sphere.report.labels import is_bounded, metric_words, short
+from sphere.report.summary import averages
+from sphere.report.tables import digits
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9", "#7A6FF0")
 DASHES = ("-", "--", ":", "-.")
@@ -21,12 +22,9 @@ PLACES = {
 STYLE: Any = {
     "font.size": 9,
     "font.family": "DejaVu Sans",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
+    **dict.fromkeys(("axes.grid", "axes.axisbelow"), True),
     "grid.color": "0.9",
-    "legend.frameon": False,
     "svg.fonttype": "path",
     "svg.hashsalt": "sphere",
     "pdf.fonttype": 42,
@@ -64,17 +62,18 @@ def save(figure: Any, path: Path) -> list[Path]:
 
 
 def _figures(comparison: Comparison) -> dict[str, Any]:
-    found = {"success-bars": success_bars(comparison)}
+    found = {f"{comparison.words.word.replace(' ', '-')}-bars": score_bars(comparison)}
     for protocol in comparison.protocols:
-        success = f"evaluation/success_{comparison.success.replace('-', '_')}"
-        found[f"learning-curves-{protocol}"] = curves(comparison, protocol, [success, "evaluation/return"])
+        found[f"learning-curves-{protocol}"] = curves(comparison, protocol, comparison.score_curves)
+        if comparison.many_tasks:
+            found[f"by-task-{protocol}"] = by_task(comparison, protocol)
         runs = [run for run in comparison.runs if run.protocol == protocol]
         ranks = [n for n in metrics(runs) if n.endswith("/ntk_rank")]
         found[f"ntk-rank-{protocol}"] = curves(comparison, protocol, ranks)
         found[f"router-{protocol}"] = router(comparison, protocol)
         rest = [n for n in metrics(runs) if n.startswith("heldout/") and n != "heldout/ntk_rank"]
         found[f"diagnostics-{protocol}"] = curves(comparison, protocol, rest, columns=3)
-    found["retention"] = retention_matrices(comparison)
+    found["retention"] = None if comparison.many_tasks else retention_matrices(comparison)
     return found
 
 
@@ -82,8 +81,8 @@ def _colour(comparison: Comparison, method: str) -> tuple[str, Any]:
     return COLOURS[comparison.colour(method)], DASHES[comparison.dash(method)]
 
 
-def success_bars(comparison: Comparison) -> Any:
-    """Average success under RL (light) and CRL (full), intervals over runs, single runs, and the paper's number."""
+def score_bars(comparison: Comparison) -> Any:
+    """Average score under RL (light) and CRL (full), intervals over runs, single runs, and the paper's number."""
     from matplotlib import pyplot
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
@@ -104,14 +103,14 @@ def success_bars(comparison: Comparison) -> Any:
         axis.plot(spread, one.by_run, "o", markersize=3, markerfacecolor="white", color="0.25", markeredgewidth=0.8)
         if one.paper:
             axis.plot(x, one.paper.mean, "D", markersize=6, markerfacecolor="none", markeredgecolor="black")
-    axis.set_ylim(0, 1.05)
-    axis.set_ylabel("average success")
-    turned = max(map(len, methods)) > 11
-    axis.set_xticks(range(len(methods)), methods, rotation=30 if turned else 0, ha="right" if turned else "center")
+    if comparison.words.bounded:
+        axis.set_ylim(0, 1.05)
+    axis.set_ylabel(f"average {comparison.words.word}")
+    slanted = max(map(len, methods)) > 11
+    axis.set_xticks(range(len(methods)), methods, rotation=30 if slanted else 0, ha="right" if slanted else "center")
     axis.grid(axis="x", visible=False)
-    keys: list[Any] = [
-        Patch(color="0.5", alpha=0.45 if p == "rl" else 1, label=p.upper()) for p in comparison.protocols
-    ]
+    shades = {p: 0.45 if p == "rl" else 1 for p in comparison.protocols}
+    keys: list[Any] = [Patch(color="0.5", alpha=shade, label=p.upper()) for p, shade in shades.items()]
     if any(one.paper for one in found):
         keys.append(Line2D([], [], marker="D", color="black", markerfacecolor="none", linestyle="", label="paper"))
     figure.legend(handles=keys, loc="outside upper right", ncols=3)
@@ -119,7 +118,8 @@ def success_bars(comparison: Comparison) -> Any:
 
 
 def curves(comparison: Comparison, protocol: str, names: Sequence[str], columns: int = 1) -> Any:
-    """Metrics over training: mean over runs, and a band from the lowest to the highest; a line ends where its task does."""
+    """Metrics over training: mean over runs, and a band from the lowest to the highest; a line ends where its task
+    does."""
     from matplotlib import pyplot
 
     groups = [(m, runs) for m, p, runs in comparison.groups if p == protocol]
@@ -132,22 +132,46 @@ def curves(comparison: Comparison, protocol: str, names: Sequence[str], columns:
     size = (7.2, 2.1 * rows + 0.5) if columns == 1 else (3.1 * columns, 1.9 * rows + 0.5)
     figure, axes = pyplot.subplots(rows, columns, figsize=size, layout="constrained", sharex=True, squeeze=False)
     for axis, (name, some) in zip(axes.flat, bands.items(), strict=False):
+        breaks = (name.startswith("evaluation/") or protocol == "rl") and not comparison.many_tasks
         for method, one in some:
-            _draw_band(axis, one, *_colour(comparison, method), name.startswith("evaluation/") or protocol == "rl")
+            _draw_band(axis, one, *_colour(comparison, method), breaks)
         place = PLACES.get(name.split("/")[0], "")
-        axis.set_title(spoken_metric(name) + (place if columns == 1 else ""), fontsize=9, loc="left")
-        if "success" in name:
+        axis.set_title(metric_words(name) + (place if columns == 1 else ""), fontsize=9, loc="left")
+        if is_bounded(name):
             axis.set_ylim(-0.03, 1.03)
         _tasks(axis, comparison, names=axis is axes[0, 0] and columns == 1)
     for axis in axes.flat[len(bands) :]:
         axis.set_visible(False)
     for axis in axes[-1]:
-        axis.set_xlabel("environment steps")
-    handles = [
-        pyplot.Line2D([], [], color=c, linestyle=d, label=m) for m, _ in groups for c, d in [_colour(comparison, m)]
-    ]
-    figure.legend(handles=handles, loc="outside upper center", ncols=min(4, len(handles)))
+        axis.set_xlabel("steps")
+    _legend(figure, comparison, [m for m, _ in groups])
     return figure
+
+
+def by_task(comparison: Comparison, protocol: str) -> Any:
+    """The score right after each task's own training, by the number of the task."""
+    from matplotlib import pyplot
+
+    groups = [(m, runs) for m, p, runs in comparison.groups if p == protocol]
+    bands = [(m, one) for m, runs in groups if (one := task_band(comparison, runs))]
+    if not bands:
+        return None
+    figure, axis = pyplot.subplots(figsize=(7.2, 2.6), layout="constrained")
+    for method, one in bands:
+        _draw_band(axis, one, *_colour(comparison, method), breaks=False)
+    if comparison.words.bounded:
+        axis.set_ylim(-0.03, 1.03)
+    axis.set(xlabel="task", ylabel=comparison.words.word)
+    _legend(figure, comparison, [m for m, _ in groups])
+    return figure
+
+
+def _legend(figure: Any, comparison: Comparison, methods: Sequence[str]) -> None:
+    from matplotlib.lines import Line2D
+
+    styles = [(name, *_colour(comparison, name)) for name in methods]
+    handles = [Line2D([], [], color=colour, linestyle=dash, label=name) for name, colour, dash in styles]
+    figure.legend(handles=handles, loc="outside upper center", ncols=min(4, len(handles)))
 
 
 def _draw_band(axis: Any, one: Any, colour: str, dash: str, breaks: bool) -> None:
@@ -163,22 +187,22 @@ def _tasks(axis: Any, comparison: Comparison, names: bool) -> None:
     """Boundaries, the names of tasks above the axis if asked for, and steps as 40k."""
     length = max(run.task_steps for run in comparison.runs)
     seen = max(run.steps for run in comparison.runs)
-    turned = len(comparison.tasks) > 5
-    for index, task in enumerate(comparison.tasks):
+    names, slanted = names and not comparison.many_tasks, len(comparison.tasks) > 5
+    for index, task in enumerate(() if comparison.many_tasks else comparison.tasks):
         if index * length >= seen:
             break
         axis.axvline(index * length, color="0.5", linewidth=0.8, linestyle=":", zorder=1.5)
         if names:
-            place: dict[str, Any] = {"rotation": 20, "ha": "left"} if turned else {"ha": "center"}
-            x = (index + (0.15 if turned else 0.5)) * length
+            place: dict[str, Any] = {"rotation": 20, "ha": "left"} if slanted else {"ha": "center"}
+            x = (index + (0.15 if slanted else 0.5)) * length
             axis.text(x, 1.03, short(task), transform=axis.get_xaxis_transform(), fontsize=7.5, color="0.35", **place)
     if names:
-        axis.set_title(axis.get_title(loc="left"), fontsize=9, loc="left", pad=40 if turned else 17)
+        axis.set_title(axis.get_title(loc="left"), fontsize=9, loc="left", pad=40 if slanted else 17)
     axis.grid(axis="x", visible=False)
-    axis.xaxis.set_major_formatter(spoken_steps)
+    axis.xaxis.set_major_formatter(in_thousands)
 
 
-def spoken_steps(value: float, _: object = None) -> str:
+def in_thousands(value: float, _: object = None) -> str:
     return f"{value / 1e6:g}M" if abs(value) >= 1e6 else f"{value / 1e3:g}k" if value else "0"
 
 
@@ -205,13 +229,13 @@ def router(comparison: Comparison, protocol: str) -> Any:
         axis.set_title(
             method + (f", mean of {one.runs} runs, experts by load" if one.runs > 1 else ""), fontsize=9, loc="left"
         )
-    axes[-1, 0].set_xlabel("environment steps")
+    axes[-1, 0].set_xlabel("steps")
     figure.colorbar(image, ax=axes[:, 0], label="share of selections")
     return figure
 
 
 def retention_matrices(comparison: Comparison) -> Any:
-    """Success on every task after training on each, one matrix per method."""
+    """The score on every task after training on each, one matrix per method."""
     from matplotlib import pyplot
 
     found = [(m, t) for m in comparison.methods if (t := retention(comparison, comparison.group(m, "crl"))) is not None]
@@ -225,14 +249,15 @@ def retention_matrices(comparison: Comparison) -> Any:
     for axis in axes.flat[len(found) :]:
         axis.set_visible(False)
     for axis, (method, table) in zip(axes.flat, found, strict=False):
-        axis.imshow(table, vmin=0, vmax=1, cmap="Blues")
+        low, high = (0, 1) if comparison.words.bounded else (np.nanmin(table), np.nanmax(table))
+        axis.imshow(table, vmin=low, vmax=high, cmap="Blues")
         for (row, column), value in np.ndenumerate(table):
             if np.isfinite(value):
-                ink = "black" if value < 0.6 else "white"
-                axis.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=7, color=ink)
+                ink = "black" if value < low + 0.6 * (high - low) else "white"
+                axis.text(column, row, digits(value), ha="center", va="center", fontsize=7, color=ink)
         axis.set_xticks(range(len(names)), names, rotation=45, ha="right")
         axis.set_yticks(range(len(names)), names)
-        axis.set(title=method, xlabel="success on", ylabel="after training on")
+        axis.set(title=method, xlabel=f"{comparison.words.word} on", ylabel="after training on")
         axis.grid(visible=False)
     return figure
 
@@ -240,14 +265,14 @@ def retention_matrices(comparison: Comparison) -> Any:
 def tsne_panels(panels: Mapping[str, Mapping[str, np.ndarray]], seed: int = 0) -> Any:
     """The paper's case study: method -> snapshot -> weighted features [state, feature] of the same held-out states.
 
-    A row per method, a column per snapshot. A state has the colour of the right singular direction on which its features have
-    the largest absolute projection. Needs scikit-learn.
+    A row per method, a column per snapshot. A state has the colour of the right singular direction on which its
+    features have the largest absolute projection. Needs scikit-learn.
     """
     from matplotlib import pyplot
 
     try:
-        from sklearn.manifold import TSNE  # type: ignore[import-untyped]
-        from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+        from sklearn.manifold import TSNE
+        from threadpoolctl import threadpool_limits
     except ImportError as error:
         raise ValueError("t-SNE needs scikit-learn: pip install scikit-learn") from error
     columns = list(dict.fromkeys(name for snapshots in panels.values() for name in snapshots))
@@ -260,9 +285,7 @@ def tsne_panels(panels: Mapping[str, Mapping[str, np.ndarray]], seed: int = 0) -
                 axis.set_title(name, fontsize=9)
             if name in snapshots:
                 phi = np.asarray(snapshots[name], float)
-                with threadpool_limits(
-                    1
-                ):  # its threads wait for one another by spinning, which a busy machine pays for
+                with threadpool_limits(1):  # more threads wait for one another by spinning
                     embedding = TSNE(perplexity=min(30, (len(phi) - 1) / 3), init="random", random_state=seed)
                     near = embedding.fit_transform(phi)
                 axis.scatter(*near.T, c=dominant_direction(phi), cmap="tab10", vmin=0, vmax=9, s=4)

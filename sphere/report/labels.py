@@ -1,78 +1,118 @@
-"""Which runs are runs of one method, and what it is called: the paper's names where it has one."""
+"""What things are called: methods, tasks, scores and metrics. Also which runs are runs of one method."""
 
-import dataclasses
 import json
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-from sphere.training.settings import HOW, Boundary
+# Scores
 
-KINDS = {
-    "mlp": "PPO",
-    "top-k": "Top-K MoE",
-    "dense": "Dense-MoE",
-    "deepseek": "DS-MoE",
-    "soft": "SoftMoE",
-    "expert-choice": "Expert-choice routing",
+
+class Score(NamedTuple):
+    word: str
+    """In titles and on axes."""
+    meaning: str
+    bounded: bool
+    """Whether it lies between 0 and 1 and 1 is the best there is."""
+
+
+SCORES = {
+    "success_at_end": Score("success", "success at the end of an episode", True),
+    "success_once": Score("success", "success at any step of an episode", True),
+    "accuracy": Score("accuracy", "accuracy", True),
+    "return": Score("return", "return", False),
+    "length": Score("length", "length of an episode", False),
 }
+"""Columns of outcomes in words. Others are shown by their own name and taken to have no bounds."""
 
-MITIGATIONS = {
-    "layernorm": "LN",
-    "spectral_norm": "Spectral Normalization",
-    "c_chain": "C-CHAIN",
-    "cbp": "CBP",
-    "parseval": "PW",
-    "redo": "ReDo",
-    "spectral_reg": "Spectral Regularization",
-    "load_balance": "Load balancing",
+SECOND = "return"
+"""A column that is shown beside the score where records have it: it moves long before a task is solved."""
+
+
+def score_of(column: str) -> Score:
+    words = column.replace("_", " ")
+    return SCORES.get(column) or Score(words, words, False)
+
+
+# Metrics
+
+METRICS = {
+    "ntk_rank": "r_e(K)",
+    "feature_rank": "r_e(A_last)",
+    "saturation": "actions cut off",
+    "knn_jaccard": "kNN Jaccard",
+    "max_violation": "MaxVio",
+    "active_ratio": "active experts",
+    "trace_weight_entropy": "trace-weight entropy",
 }
+"""Where the name with spaces would not do."""
+
+
+def metric_words(name: str) -> str:
+    place, _, last = name.partition("/")
+    if place == "evaluation":
+        return score_of(last).meaning
+    return METRICS.get(last) or (last or place).replace("_", " ")
+
+
+def is_bounded(metric: str) -> bool:
+    """Whether a metric over training is a score between 0 and 1."""
+    place, _, column = metric.partition("/")
+    return place == "evaluation" and score_of(column).bounded
+
+
+# Tasks
+
+
+def visits(tasks: Sequence[str]) -> tuple[str, ...]:
+    """Every task of a sequence under a name of its own: hammer, push, hammer (2)."""
+    found: dict[str, None] = {}
+    count: dict[str, int] = defaultdict(int)
+    for task in tasks:
+        count[task] += 1
+        name = task if count[task] == 1 else f"{task} ({count[task]})"
+        while name in found:
+            count[task] += 1
+            name = f"{task} ({count[task]})"
+        found[name] = None
+    return tuple(found)
+
+
+def short(task: str) -> str:
+    return task.split("/", 1)[-1]
+
+
+# Methods
 
 NOT_THE_METHOD = (
-    *("seeds", "protocol", "tasks", "steps_per_task", "boundary"),
-    *("evaluation", *HOW),
+    *("seeds", "protocol", "tasks", "steps_per_task", "boundary", "evaluation", "rho", "vary"),
+    *("sharing", "wandb", "checkpoint_every", "plugins"),
 )
-"""Settings that runs of one method may differ in: which sample, what it was trained on and how it was watched. `boundary` is
-looked at by itself (`_kept`)."""
+"""Settings that runs of one method may differ in: which sample, what it was trained on and how it was watched.
+What varies within a fleet is taken from the record's numbers; `boundary` is looked at by itself
+(`_with_boundary`)."""
+HOW_DATA_COMES = ("source.workers", "source.overlap")
 
 
-def method_name(config: Mapping[str, Any]) -> str:
-    """Of one run by its settings; runs of different settings may still share it (see `tell_apart`)."""
-    ppo = config.get("ppo") or {}
-    actor = ppo.get("actor") or {}
-    kind = KINDS.get(str(actor.get("kind")), str(actor.get("kind", "unknown")))
-    if kind == "PPO" and _ten_times(actor, ppo.get("critic") or {}):
-        kind = "PPO(10x)"
-    rho = float(config["rho"][0])
-    more = [] if rho == 0 else ["SPHERE" if rho > 0 else "negative SPHERE"]
-    more += _mitigations(ppo, actor)
-    # the paper's names for what is added to its Top-K actor do not repeat the actor's: SPHERE, LN, C-CHAIN
-    return " + ".join(more if kind == "Top-K MoE" and more and rho >= 0 else [kind, *more])
-
-
-def _mitigations(ppo: Mapping[str, Any], actor: Mapping[str, Any]) -> list[str]:
-    used = [name for name, value in (ppo.get("mitigations") or {}).items() if value is not None]
-    if actor.get("layer_norm") and "layernorm" not in used:
-        used.insert(0, "layernorm")
-    return [MITIGATIONS.get(name, name) for name in used]
-
-
-def _ten_times(actor: Mapping[str, Any], critic: Mapping[str, Any]) -> bool:
-    """Whether a dense actor has about ten times the parameters of one as wide as its critic."""
-    if not (actor.get("width") and critic.get("width")):
-        return False
-    return 8 <= (actor["width"] / critic["width"]) ** 2 <= 14
-
-
-def method_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that make the method, flat: "ppo.actor.experts" -> 10."""
-    rest = {name: value for name, value in config.items() if name not in NOT_THE_METHOD}
-    rest["rho"] = config["rho"][0]
-    # what is not set is left out: settings that came with a later version do not make another method of an old run
-    found = {name: number(value) for name, value in flatten(rest).items() if value is not None}
-    if rest["rho"] == 0:  # what a penalty would have been like makes no difference
-        found = {name: value for name, value in found.items() if not name.startswith("ppo.penalty")}
+def method_settings(config: Mapping[str, Any], varying: Sequence[str]) -> dict[str, Any]:
+    """The settings that make the method, flat: "learner.actor.experts" -> 10. `varying`: numbers that fleets vary."""
+    rest = {name: value for name, value in config["settings"].items() if name not in NOT_THE_METHOD}
+    flat = flatten(rest) | {"method": config["method"]}
+    acting = config["method"].split("+")
+    found = {}
+    for name, value in flat.items():
+        # what is not set is left out: settings that came with a later version do not make another method of an old run
+        if value is None or value == {} or name in HOW_DATA_COMES:
+            continue
+        part = name.split(".")
+        if part[:2] == ["learner", "methods"] and part[2] not in acting:  # no matter how it would have been
+            continue
+        found[name] = number(value)
+    for name in varying:
+        setting = found.pop(f"learner.{name}", None)
+        if (value := config["numbers"].get(name, setting)) is not None:
+            found[name] = number(value)
     return found
 
 
@@ -93,61 +133,56 @@ def number(value: Any) -> Any:
     return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-def tell_apart(
-    configs: Sequence[Mapping[str, Any]], label: Callable[[Mapping[str, Any]], str] = method_name
-) -> list[str]:
-    """The method of each run. Where one name covers several settings, what differs is added: "SPHERE (rho 0.1)"."""
-    flat = _kept(configs, [method_settings(config) for config in configs])
-    keys = [_spelled(one) for one in flat]
+def tell_apart(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The method of each run: its label. Where one label covers several settings, what differs is added: "SPHERE (rho
+    0.1)"."""
+    varying = sorted({name for config in configs for name in config["varies"]})
+    flat = _with_boundary(configs, [method_settings(config, varying) for config in configs])
+    keys = [_as_text(one) for one in flat]
     groups: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
     for config, key, settings in zip(configs, keys, flat, strict=True):
-        groups[label(config)][key] = settings
+        groups[config["label"]][key] = settings
     names: dict[tuple[str, str], str] = {}
-    for name, members in groups.items():
-        for number, (key, more) in enumerate(zip(members, _differences(list(members.values())), strict=True)):
-            taken = name if len(members) == 1 else f"{name} ({more})"
-            names[name, key] = taken if taken not in names.values() else f"{taken} #{number + 1}"
-    return [names[label(config), key] for config, key in zip(configs, keys, strict=True)]
+    for label, members in groups.items():
+        for place, (key, more) in enumerate(zip(members, _differences(list(members.values())), strict=True)):
+            name = label if len(members) == 1 else f"{label} ({more})"
+            names[label, key] = name if name not in names.values() else f"{name} #{place + 1}"
+    return [names[config["label"], key] for config, key in zip(configs, keys, strict=True)]
 
 
-def _spelled(settings: Mapping[str, Any]) -> str:
+def _as_text(settings: Any) -> str:
     return json.dumps(settings, sort_keys=True, default=str)
 
 
-def _kept(configs: Sequence[Mapping[str, Any]], flat: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """With what a task switch keeps. From scratch nothing is kept, whatever is set: such a run belongs to the sequences of its
-    settings, where these are all of one kind."""
-    usual = flatten({"boundary": dataclasses.asdict(Boundary())})
-    own = [usual | flatten(config.get("boundary") or {}, "boundary.") for config in configs]
-    kinds: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
+def _with_boundary(configs: Sequence[Mapping[str, Any]], flat: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """With what a task switch keeps. From scratch nothing is kept, whatever is set: such a run belongs to the
+    sequences of its settings, and where these differ, to those that keep the most."""
+    own = [flatten(config["settings"].get("boundary") or {}, "boundary.") for config in configs]
+    sequences: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for config, settings, kept in zip(configs, flat, own, strict=True):
-        if config["protocol"] == "crl":
-            kinds[_spelled(settings)][_spelled(kept)] = kept
+        if config["settings"]["protocol"] == "crl":
+            sequences[_as_text(settings)].append(kept)
+    every = [kept for some in sequences.values() for kept in some]
     found = []
     for config, settings, kept in zip(configs, flat, own, strict=True):
-        sequences = list(kinds[_spelled(settings)].values())
-        scratch = sequences[0] if len(sequences) == 1 else usual
-        found.append(settings | (kept if config["protocol"] == "crl" else scratch))
+        if config["settings"]["protocol"] != "crl":
+            kept = max(sequences[_as_text(settings)] or every or [{}], key=lambda one: sum(map(bool, one.values())))
+        found.append(settings | kept)
     return found
 
 
 def _differences(members: list[dict[str, Any]], most: int = 4) -> list[str]:
     """What sets each of some settings apart from the others, in words."""
-    missing = object()
     every = sorted({name for one in members for name in one})
-    apart = [
-        name
-        for name in every
-        if len({json.dumps(one.get(name, str(missing)), sort_keys=True, default=str) for one in members}) > 1
-    ]
-    short = [name.rsplit(".", 1)[-1] for name in apart]
-    spoken = [
-        last if short.count(last) == 1 and not full.startswith("boundary.") else full  # "optimiser no" says too little
-        for full, last in zip(apart, short, strict=True)
+    apart = [name for name in every if len({_as_text(one.get(name, "not set")) for one in members}) > 1]
+    last = [name.rsplit(".", 1)[-1] for name in apart]
+    words = [
+        end if last.count(end) == 1 and not full.startswith("boundary.") else full  # "optimiser no" says too little
+        for full, end in zip(apart, last, strict=True)
     ]
     return [
         ", ".join(
-            f"{word} {spell(one.get(name, 'none'))}" for word, name in list(zip(spoken, apart, strict=True))[:most]
+            f"{word} {spell(one.get(name, 'none'))}" for word, name in list(zip(words, apart, strict=True))[:most]
         )
         + (", …" if len(apart) > most else "")
         for one in members

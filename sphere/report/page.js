@@ -34,16 +34,22 @@ function draw(box, data, state, seen) {
   const kind = box.dataset.kind;
   if (kind === "bars") {
     const methods = data.methods.map((_, i) => i).filter((i) => seen(i) && data.bars.some((bar) => bar.method === i));
-    drawBars(box, { names: data.methods, methods, bars: data.bars.filter((bar) => seen(bar.method)), protocols: data.protocols });
+    drawBars(box, { names: data.methods, methods, bars: data.bars.filter((bar) => seen(bar.method)), protocols: data.protocols,
+      word: data.word, bounded: data.bounded });
   } else if (kind === "lines") {
     const name = box.dataset.metric, curves = data.curves[state.protocol][name] || [];
     box.closest("figure").hidden = !curves.length && Boolean(box.dataset.small);
     drawLines(box, {
       series: curves.filter((one) => seen(one.method)), methods: data.methods, title: box.dataset.title, tasks: data.tasks,
       taskSteps: data.taskSteps, single: state.single, small: Boolean(box.dataset.small),
-      fixed: name.includes("success") ? [0, 1] : null,
+      fixed: box.dataset.bounded ? [0, 1] : null,
       // a line ends with its task where the next is another task's number, or another network's
-      breaks: name.startsWith("evaluation/") || state.protocol === "rl",
+      breaks: (name.startsWith("evaluation/") || state.protocol === "rl") && !data.manyTasks,
+    });
+  } else if (kind === "tasks") {
+    drawLines(box, {
+      series: data.byTask[state.protocol].filter((one) => seen(one.method)), methods: data.methods, title: data.word, tasks: data.tasks,
+      taskSteps: 1, unit: "task", single: state.single, small: false, fixed: data.bounded ? [0, 1] : null, breaks: false,
     });
   } else if (kind === "heat") drawLoads(box, data, state, seen);
 }

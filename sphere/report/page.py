@@ -2,19 +2,22 @@
 
 import base64
 import hashlib
+import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from sphere.report.chart_data import chart_data, dump
+from sphere.report.comparison import Comparison, comparisons
 from sphere.report.comparison_tables import tables
-from sphere.report.elements import Markup, element
-from sphere.report.listing import notes_section, runs_section
+from sphere.report.elements import EMPTY, Markup, element, region, two_columns
+from sphere.report.labels import flatten, spell
 from sphere.report.load import load
-from sphere.report.payload import dump, payload
-from sphere.report.run import Loaded
+from sphere.report.run import Loaded, Run
 from sphere.report.sections import section, suite_name
-from sphere.report.select import Success
-from sphere.report.summary import Comparison, comparisons
+from sphere.report.tables import Table
+from sphere.storage.provenance import devices
 from sphere.storage.run_directory import EPISODES, METRICS
 from sphere.training.progress import plural
 
@@ -24,37 +27,40 @@ FILES = {"tables": ("txt", "md", "tex", "csv"), "figures": ("svg", "pdf", "png")
 """What lies beside a page, by folder."""
 RECORDS = ("fleet.json", "config.json", METRICS, EPISODES)
 """By which the directory of a fleet or of a run is known."""
+MOST_LISTED = 30
+MOST_ROWS = 60
+"""Of a table that people read; a longer one is written as CSV alone."""
 
 DEFINITIONS = (
-    "A run is one sample. Its success on a task is the mean over the evaluation episodes right after that task's own "
-    "training; its average is the mean over tasks. Mean, standard deviation (population), IQM (mean of the middle half) and "
-    "IQR are over runs.",
-    "Intervals are 95% bootstrap intervals over runs, widened for small numbers of runs; under CRL runs are resampled whole, "
-    "under RL within each task. The probability of improvement is that of a random run of one method being better than one "
-    "of the other on a random task, ties counting half.",
-    "Continual World: average performance is the final policy's success over all tasks; forgetting is success right after a "
-    "task's training minus success at the end; forward transfer is (AUC − AUC_ref) / (1 − AUC_ref), AUC the mean success over "
-    "a task's own segment and ref the same method trained on that task alone.",
+    "A run is one sample. Its score on a task is the mean over the evaluation episodes right after that task's own "
+    "training; its average is the mean over tasks. Mean, standard deviation (population), IQM (mean of the middle "
+    "half) and IQR are over runs.",
+    "Intervals are 95% bootstrap intervals over runs, widened for small numbers of runs; under CRL runs are "
+    "resampled whole, under RL within each task. The probability of improvement is that of a random run of one "
+    "method being better than one of the other on a random task, ties counting half.",
+    "Continual World: average performance is the final policy's score over all tasks; forgetting is the score right "
+    "after a task's training minus that at the end; forward transfer, of scores up to 1, is (AUC − AUC_ref) / (1 − "
+    "AUC_ref), AUC the mean score over a task's own segment and ref the same method trained on that task alone.",
 )
 
 NO_SCRIPT = (
-    "<noscript><p>Charts need JavaScript; the same figures lie beside this page in the folder figures, unless they were not "
-    "asked for.</p></noscript>"
+    "<noscript><p>Charts need JavaScript; the same figures lie beside this page in the folder figures, unless they "
+    "were not asked for.</p></noscript>"
 )
 
 
-def render(loaded: Loaded, success: Success = "at-end", version: str = "", lead: Sequence[Markup] = ()) -> str:
+def render(loaded: Loaded, version: str = "", lead: Sequence[Markup] = ()) -> str:
     """The page as text. With a version it asks the server for a newer one every two seconds. `lead` comes first."""
-    found = comparisons(loaded, success)
+    found = comparisons(loaded)
     script = Markup((HERE / "charts.js").read_text() + (HERE / "page.js").read_text())
     parts = [*lead, *(section(one, index) for index, one in enumerate(found))]
     parts += [runs_section(loaded), notes_section(loaded.notes), _definitions()]
-    made = [_made(loaded, success), *([" · ", element("span", "live", id="live")] if version else [])]
+    made = [_made(loaded, found), *([" · ", element("span", "live", id="live")] if version else [])]
     body = [
         element("header", element("h1", "Plasticity report"), element("p", *made, class_="soft"), class_="page"),
         element("main", Markup(NO_SCRIPT), *parts),
         element("footer", FOOTER),
-        element("script", Markup(dump([payload(one) for one in found])), type="application/json", id="data"),
+        element("script", Markup(dump([chart_data(one) for one in found])), type="application/json", id="data"),
         element("script", script),
     ]
     page = element(
@@ -89,17 +95,103 @@ def _title(found: Sequence[Comparison]) -> str:
     return "Plasticity report: " + ", ".join(dict.fromkeys(suite_name(one) for one in found))
 
 
-def _made(loaded: Loaded, success: Success) -> str:
-    count = len(loaded.runs)
-    words = {"at-end": "at the last step of an episode", "once": "at any step of an episode"}
+def _made(loaded: Loaded, found: Sequence[Comparison]) -> str:
     left = f" · {plural(len(loaded.notes), 'note')} below" if loaded.notes else ""
-    return f"{time.strftime('%Y-%m-%d %H:%M')} · {plural(count, 'run')} · success: {words[success]}{left}"
+    scores = ", ".join(dict.fromkeys(one.words.meaning for one in found))
+    return f"{time.strftime('%Y-%m-%d %H:%M')} · {plural(len(loaded.runs), 'run')} · score: {scores}{left}"
+
+
+# The runs themselves
+
+COLUMNS = ("run", "method", "protocol", "seed", "steps", "state", "hours", "steps/s", "device", "settings", "versions")
+SPEED = (
+    "Hours and steps per second are a run's own, by the clock from evaluation to evaluation, pauses cut short. Runs "
+    "of one fleet share a machine: their speeds add up, their hours do not."
+)
+
+
+def runs_section(loaded: Loaded) -> Markup:
+    """Every run; settings and versions are numbered, and each is written out once for all runs that share it."""
+    settings = _numbered([_settings(run) for run in loaded.runs])
+    versions = _numbered([run.environment for run in loaded.runs])
+    head = [element("th", name, scope="col", class_="words" if name == "method" else False) for name in COLUMNS]
+    rows = [_row(run, *numbers) for run, *numbers in zip(loaded.runs, settings, versions, strict=True)]
+    listing = element("table", element("thead", element("tr", *head)), element("tbody", *rows))
+    blocks = [
+        _block(
+            f"Settings {n}, of {plural(settings.count(n), 'run')}: {run.method}, {run.protocol.upper()}", _settings(run)
+        )
+        for n, run in _first(loaded.runs, settings)
+    ]
+    blocks += [
+        _block(f"Versions {n}, of {plural(versions.count(n), 'run')}", run.environment)
+        for n, run in _first(loaded.runs, versions)
+    ]
+    heading = element("h2", "Runs, settings, versions")
+    told = element("p", SPEED, class_="soft")
+    return element("section", heading, region("runs", listing), told, *blocks, class_="plain", id="runs")
+
+
+def _row(run: Run, settings: str, versions: str) -> Markup:
+    state = "finished" if run.finished else "unfinished"
+    speed = run.speed
+    clock = ["–", "–"] if speed is None else [f"{run.steps / speed / 3600:.2f}", f"{speed:,.0f}"]
+    kind = ", ".join(devices(run.environment)) or "not known"
+    rest = [run.protocol.upper(), str(run.seed), f"{run.steps:,}", state, *clock, kind, settings, versions]
+    cells = [element("td", run.method, class_="words"), *(element("td", text) for text in rest)]
+    return element("tr", element("th", run.name, scope="row"), *cells)
+
+
+def _settings(run: Run) -> dict[str, Any]:
+    return {name: value for name, value in run.settings.items() if name != "seeds"}
+
+
+def _numbered(values: Sequence[Any]) -> list[str]:
+    keys = [json.dumps(value, sort_keys=True, default=str) for value in values]
+    order = {key: str(number) for number, key in enumerate(dict.fromkeys(keys), 1)}
+    return [order[key] for key in keys]
+
+
+def _first(runs: Sequence[Run], numbers: Sequence[str]) -> list[tuple[str, Run]]:
+    return [(number, runs[numbers.index(number)]) for number in dict.fromkeys(numbers)]
+
+
+def _block(title: str, values: Any) -> Markup:
+    listed = {name: spell(_shortened(value)) for name, value in flatten(values).items()}
+    return element("details", element("summary", title), two_columns(listed))
+
+
+def _shortened(value: Any) -> Any:
+    """Of a long list its ends: 400 tasks are all in config.json."""
+    if not isinstance(value, list) or len(value) <= MOST_LISTED:
+        return value
+    return [*value[:3], "…", value[-1], f"({len(value)})"]
+
+
+def notes_section(notes: Sequence[str]) -> Markup:
+    if not notes:
+        return EMPTY
+    items = [element("li", note) for note in notes]
+    return element(
+        "section", element("h2", "Left out"), element("ul", *items, class_="notes"), class_="plain", id="notes"
+    )
+
+
+# Files
 
 
 def write(text: str, path: Path) -> None:
     """File names may hold bytes that are no text; they are shown escaped and never stop a report."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(text.encode("utf-8", "backslashreplace"))
+
+
+def write_table(table: Table, folder: Path) -> None:
+    forms = {"csv": table.csv()}
+    if len(table.rows) <= MOST_ROWS:
+        forms |= {"txt": table.text(), "md": table.markdown(), "tex": table.latex()}
+    for form, text in forms.items():
+        write(text, folder / f"{table.name}.{form}")
 
 
 def _clear(out: Path) -> None:
@@ -118,9 +210,9 @@ def _clear(out: Path) -> None:
                 left.rmdir()
 
 
-def write_report(paths: Sequence[Path], out: Path, success: Success = "at-end", figures: bool = True) -> Loaded:
-    """index.html, tables/ and figures/ in `out`."""
-    loaded = load(paths)
+def write_report(paths: Sequence[Path], out: Path, score: str | None = None, figures: bool = True) -> Loaded:
+    """index.html, tables/ and figures/ in `out`. `score`: a column of outcomes; else what each record says."""
+    loaded = load(paths, score)
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file; name a directory for the report with -o")
     if records := [name for name in RECORDS if (out / name).exists()]:
@@ -128,17 +220,11 @@ def write_report(paths: Sequence[Path], out: Path, success: Success = "at-end", 
             f"{out} holds records of training ({records[0]}); name another directory for the report with -o"
         )
     _clear(out)
-    write(render(loaded, success), out / "index.html")
-    for index, one in enumerate(found := comparisons(loaded, success)):
+    write(render(loaded), out / "index.html")
+    for index, one in enumerate(found := comparisons(loaded)):
         folder = out / "tables" / ("" if len(found) == 1 else f"{index + 1}-{one.suite}")
         for table in tables(one):
-            for form, text in (
-                ("txt", table.text()),
-                ("md", table.markdown()),
-                ("tex", table.latex()),
-                ("csv", table.csv()),
-            ):
-                write(text, folder / f"{table.name}.{form}")
+            write_table(table, folder)
         if figures:
             from sphere.report.figures import write_figures  # matplotlib takes a second to import
 

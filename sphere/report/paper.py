@@ -1,9 +1,9 @@
 """The paper's own numbers, as it prints them: mean and +-, by the label of its table.
 
-`SUCCESS` has the per-task tables, "average" as a task of its own; `TABLES` the others, row by row. Five seeds unless a table
-says otherwise. Behind +- of a task stands the population deviation over seeds. Behind that of an average stands the mean of
-the tasks' deviations, not the deviation of the seeds' averages (tests/test_report_paper.py shows it): it does not say how
-sure the average is.
+`SUCCESS` has the per-task tables, "average" as a task of its own; `TABLES` the others, row by row. Five seeds unless
+a table says otherwise. Behind +- of a task stands the population deviation over seeds. Behind that of an average
+stands the mean of the tasks' deviations, not the deviation of the seeds' averages (tests/test_report_paper.py shows
+it): it does not say how sure the average is.
 """
 
 from typing import NamedTuple
@@ -254,6 +254,14 @@ QUOTED = {
 }
 """Numbers that stand in the text alone."""
 
+SCORE = "success"
+SUITES = {"metaworld": "MetaWorld", "humanoidbench": "HumanoidBench"}
+PROPOSED, BASELINES = "SPHERE", ("Top-K MoE", "PPO")
+ORDER = (
+    *("PPO", "PPO(10x)", "Top-K MoE", "Dense-MoE", "DS-MoE", "SoftMoE", "Expert-choice routing", "LN", "PW"),
+    *("C-CHAIN", "CBP", "ReDo", "Spectral Normalization", "Spectral Regularization", "Load balancing", "SPHERE"),
+)
+"""Methods in the order of its tables."""
 
 OTHERS = {
     "Spectral Normalization": ("tab:spectral-plasticity-baselines", "Spectral Normalization", "success"),

@@ -7,34 +7,7 @@ from typing import Any
 
 import numpy as np
 
-KINDS = ("evaluation", "retention", "final")
-"""When an episode was played: during a task, at a task boundary, at the end of the sequence."""
-
-
-@dataclass(frozen=True)
-class Episodes:
-    """Evaluation episodes of one run, a column per field."""
-
-    step: np.ndarray
-    task: np.ndarray
-    """Index into the run's tasks."""
-    kind: np.ndarray
-    """Index into KINDS; -1 for one that a report does not know."""
-    success_at_end: np.ndarray
-    success_once: np.ndarray
-    returns: np.ndarray
-
-
-@dataclass(frozen=True)
-class Curve:
-    """Evaluations of the task in training, in order."""
-
-    step: np.ndarray
-    task: np.ndarray
-    wall: np.ndarray
-    """Seconds, by the clock."""
-    values: Mapping[str, np.ndarray]
-    """By the name of the metric; NaN where an evaluation did not have it or it does not apply."""
+from sphere.storage.reader import Curve, Episodes
 
 
 @dataclass(frozen=True)
@@ -43,31 +16,46 @@ class Run:
     name: str
     """Its path below what all loaded runs have in common."""
     method: str
-    protocol: str
+    """Its label, with what tells it from others of the same label."""
     seed: int
     tasks: tuple[str, ...]
+    """In their order; the second visit of a task is "suite/task (2)", so every name is there once."""
+    score: str
+    """The column of outcomes that counts."""
     config: Mapping[str, Any]
+    """config.json, format 2."""
     environment: Mapping[str, Any]
     steps: int
-    """Environment steps so far."""
+    """Steps so far."""
     curve: Curve
     episodes: Episodes
 
     @property
+    def settings(self) -> Mapping[str, Any]:
+        return self.config["settings"]
+
+    @property
+    def protocol(self) -> str:
+        return self.settings["protocol"]
+
+    @property
     def suite(self) -> str:
-        return self.tasks[0].split("/")[0]
+        return self.config["suite"]
 
     @property
     def task_steps(self) -> int:
-        """Environment steps of a task, in whole rollouts."""
-        ppo = self.config.get("ppo") or {}
-        rollout = int(ppo.get("num_envs", 1)) * int(ppo.get("rollout_steps", 1))
-        return -(-int(self.config["steps_per_task"]) // rollout) * rollout
+        """Steps of a task, in whole iterations."""
+        return self.config["task_steps"]
+
+    @property
+    def steps_per_task(self) -> int:
+        """As it was asked for."""
+        return int(self.settings["steps_per_task"])
 
     @property
     def speed(self) -> float | None:
-        """Environment steps per second of this run, its evaluations included. A pause (it was stopped and resumed) counts
-        as three times the usual time of its steps at most."""
+        """Steps per second of this run, its evaluations included. A pause (it was stopped and resumed) counts as three
+        times the usual time of its steps at most."""
         steps, seconds = np.diff(self.curve.step), np.diff(self.curve.wall)
         known = (steps > 0) & (seconds > 0)
         if not known.any():

@@ -1,20 +1,21 @@
-"""Scores by run, task and episode, and the statistics of them; definitions and sources in docs/report.md.
+"""Scores by run and task, and which episodes of a run they are made of.
 
-Every statistic takes `Scores`, never an array, so there is no axis to confuse. Episodes are averaged inside their run and
-task when scores are made: a run is one sample, however many episodes it was evaluated on.
+Every statistic takes `Scores`, never an array, so there is no axis to confuse. Episodes are averaged inside their run
+and task when scores are made: a run is one sample, however many episodes it was evaluated on.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import NamedTuple
 
 import numpy as np
 
-Episodes = Sequence[float] | np.ndarray
-Records = Mapping[tuple[str, int], Mapping[str, Episodes]]
-"""(run, seed) -> task -> a number per episode."""
-Numbers = np.ndarray | np.floating
-"""A statistic of one table, or of each in a stack."""
+from sphere.report.run import Run
+
+Outcomes = Sequence[float] | np.ndarray
+"""A number per episode."""
+Records = Mapping[tuple[str, int], Mapping[str, Outcomes]]
+"""(run, seed) -> task -> outcomes."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Scores:
         return self.table[:, self.tasks.index(task)]
 
 
-def _checked(run: str, tasks: Mapping[str, Episodes], wanted: tuple[str, ...]) -> dict[str, np.ndarray]:
+def _checked(run: str, tasks: Mapping[str, Outcomes], wanted: tuple[str, ...]) -> dict[str, np.ndarray]:
     missing, more = [t for t in wanted if t not in tasks], [t for t in tasks if t not in wanted]
     if missing or more:
         what = [f"has no {', '.join(missing)}"] * bool(missing) + [f"has {', '.join(more)} too"] * bool(more)
@@ -89,95 +90,66 @@ def same_tasks(ours: Scores, theirs: Scores) -> np.ndarray:
     return theirs.table[:, [theirs.tasks.index(task) for task in ours.tasks]]
 
 
-# Aggregates. Each also works on a stack [..., run, task], which is how the bootstrap calls it.
+# From runs
 
 
-def mean_of(table: np.ndarray) -> Numbers:
-    return table.mean(axis=(-2, -1))
+NOTHING = np.array([], np.int64)
 
 
-def iqm_of(table: np.ndarray) -> Numbers:
-    return _trimmed_mean(table.mean(axis=-1))
+class Selected(NamedTuple):
+    scores: Scores | None
+    """None if no run has all of it."""
+    left_out: tuple[str, ...]
+    """Runs that do not have all tasks yet."""
 
 
-def pooled_iqm_of(table: np.ndarray) -> Numbers:
-    return _trimmed_mean(table.reshape(*table.shape[:-2], -1))
+def own_scores(runs: Sequence[Run], tasks: Sequence[str] | None = None) -> Selected:
+    """The score on each task right after its own training: what the paper's tables show."""
+    return _collect(runs, tasks, own_episodes)
 
 
-def _trimmed_mean(values: np.ndarray) -> Numbers:
-    """Mean of what is left when a quarter, rounded down, is cut from both ends (scipy's trim_mean)."""
-    count = values.shape[-1]
-    cut = count // 4
-    return np.sort(values, axis=-1)[..., cut : count - cut].mean(axis=-1)
+def final_scores(runs: Sequence[Run], tasks: Sequence[str] | None = None) -> Selected:
+    """The score of the final policy on each task."""
+    return _collect(runs, tasks, lambda run, task: _episodes(run, task, "final", None))
 
 
-def mean_std(scores: Scores) -> tuple[float, float]:
-    """Mean over runs of their averages over tasks, and the population standard deviation over runs.
+def segment_scores(runs: Sequence[Run], tasks: Sequence[str] | None = None) -> Selected:
+    """The mean score of each evaluation in a task's own segment, one entry each: their mean is Continual World's
+    AUC."""
 
-    Population, because the paper's tables are: one success in five seeds is printed there as 0.20 +- 0.40. NaN for one run.
-    """
-    return float(scores.by_run().mean()), deviation(scores.by_run())
+    def evaluations(run: Run, task: str) -> np.ndarray:
+        index, steps = run.tasks.index(task), np.array([], np.int64)
+        if run.steps >= run.task_steps * (index + 1):
+            steps = run.curve.step[run.curve.task == index]
+        means = [np.mean(_episodes(run, task, "evaluation", step)) for step in steps]
+        return np.array(means, float)
 
-
-def deviation(values: np.ndarray) -> float:
-    """Population standard deviation; of one value NaN, not 0: it says nothing about the next one."""
-    return float(np.std(values)) if len(values) > 1 else float("nan")
-
-
-def mean_of_task_deviations(scores: Scores) -> float:
-    """What the paper prints behind +- of an average: the mean over tasks of the deviations over runs."""
-    return float(np.mean([deviation(column) for column in scores.table.T]))
+    return _collect(runs, tasks, evaluations)
 
 
-def iqm(scores: Scores, over: Literal["runs", "runs and tasks"] = "runs") -> float:
-    """Interquartile mean, of the runs' averages (as in the paper) or of all runs on all tasks (as in rliable)."""
-    return float(iqm_of(scores.table) if over == "runs" else pooled_iqm_of(scores.table))
+def own_episodes(run: Run, task: str) -> np.ndarray:
+    """Of the evaluation at the end of the task's training; empty while it is not over."""
+    return _episodes(run, task, "evaluation", run.task_steps * (run.tasks.index(task) + 1))
 
 
-def iqr(scores: Scores) -> float:
-    """75th minus 25th percentile of the runs' averages; of one run NaN."""
-    if len(scores.runs) == 1:
-        return float("nan")
-    low, high = np.percentile(scores.by_run(), [25, 75])
-    return float(high - low)
+def _episodes(run: Run, task: str, kind: str, step: int | np.integer | None) -> np.ndarray:
+    """Their scores. A task of a run is a visit: its name stands for one place in the sequence."""
+    episodes = run.episodes
+    chosen = episodes.rows.get((run.tasks.index(task), kind), NOTHING)
+    if step is not None:
+        chosen = chosen[episodes.step[chosen] == step]
+    return episodes.columns[run.score][chosen]
 
 
-def pairs_won(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
-    """[task, our run, their run]: 1 where ours is better, a half where they are equal."""
-    first, second = ours.T[:, :, None], theirs.T[:, None, :]
-    return (first > second) + 0.5 * (first == second)
-
-
-def probability_of_improvement(ours: Scores, theirs: Scores) -> float:
-    """That a run of ours is better than one of theirs on a task drawn at random; ties count half."""
-    return float(pairs_won(ours.table, same_tasks(ours, theirs)).mean())
-
-
-# Continual World
-
-
-def average_performance(final: Scores) -> float:
-    """Mean over tasks of the success of the final policy."""
-    return mean_std(final)[0]
-
-
-def forgetting(own: Scores, final: Scores) -> dict[str, float]:
-    """Of each task: success right after its own training minus success at the end, mean over runs."""
-    if set(own.runs) != set(final.runs):
-        apart = sorted(set(own.runs) ^ set(final.runs))
-        raise ValueError(f"run {', '.join(apart)} has only one of the two evaluations; forgetting needs both")
-    order = [final.runs.index(run) for run in own.runs]
-    lost = own.table - same_tasks(own, final)[order]
-    return dict(zip(own.tasks, lost.mean(axis=0).tolist(), strict=True))
-
-
-def forward_transfer(segment: Scores, reference: Scores) -> dict[str, float]:
-    """Of each task (AUC - AUC_ref) / (1 - AUC_ref), AUC the mean success over the task's own segment.
-
-    The reference's AUC is the mean over its runs (tasks trained alone). Tasks with AUC_ref = 1 are left out: nothing can
-    be better than that.
-    """
-    ours, alone = segment.table.mean(axis=0), same_tasks(segment, reference).mean(axis=0)
-    return {
-        task: float((a - b) / (1 - b)) for task, a, b in zip(segment.tasks, ours, alone, strict=True) if b < 1 - 1e-12
-    }
+def _collect(runs: Sequence[Run], tasks: Sequence[str] | None, episodes: Callable[[Run, str], np.ndarray]) -> Selected:
+    """Runs that have all of the tasks, with a finite score in each."""
+    wanted = tuple(tasks) if tasks is not None else runs[0].tasks if runs else ()
+    records, left_out = {}, []
+    for run in runs:
+        found = {task: episodes(run, task) for task in wanted if task in run.tasks}
+        known = [values.size and np.isfinite(values).all() for values in found.values()]
+        if len(found) < len(wanted) or not all(known):
+            left_out.append(run.name)
+        else:
+            records[run.name, run.seed] = found
+    return Selected(Scores.of(records) if records else None, tuple(left_out))

@@ -1,99 +1,22 @@
-"""What a comparison shows, as plain values: the same numbers for tables, figures and the page."""
+"""What a comparison says about its score, as plain values: the same numbers for tables, figures and the page."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sphere.report import paper, scores
-from sphere.report.bootstrap import Interval, improvement, interval, ratio
-from sphere.report.run import Loaded, Run
-from sphere.report.select import Success, final_scores, own_episodes, own_scores, segment_scores
-
-ORDER = (
-    *("PPO", "PPO(10x)", "Top-K MoE", "Dense-MoE", "DS-MoE", "SoftMoE", "Expert-choice routing", "LN"),
-    *("PW", "C-CHAIN", "CBP", "ReDo", "Spectral Normalization", "Spectral Regularization", "Load balancing", "SPHERE"),
-)
-FIXED = {"Top-K MoE": 0, "SPHERE": 1}
-FIRST_DASH = (0, 0, 0, 0, 1, 2, 3, 1)
-"""By colour; 0 is a solid line."""
-BASELINES = ("Top-K MoE", "PPO")
-PROTOCOLS = ("rl", "crl")
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Runs on the same tasks for the same number of steps: methods under one or both protocols."""
-
-    suite: str
-    tasks: tuple[str, ...]
-    steps_per_task: int
-    runs: tuple[Run, ...]
-    methods: tuple[str, ...]
-    """In the paper's order; a method that it does not have comes after the one whose name it begins with."""
-    success: Success = "at-end"
-    whole: tuple[str, ...] | None = None
-    """All tasks, where `tasks` are only those that have been finished."""
-
-    def group(self, method: str, protocol: str) -> list[Run]:
-        return [run for run in self.runs if (run.method, run.protocol) == (method, protocol)]
-
-    @property
-    def groups(self) -> list[tuple[str, str, list[Run]]]:
-        """Every (method, protocol) that has runs."""
-        every = [(m, p, self.group(m, p)) for m in self.methods for p in PROTOCOLS]
-        return [(m, p, runs) for m, p, runs in every if runs]
-
-    def colour(self, method: str) -> int:
-        """Its place among eight colours: always the same for the two methods that every report is about."""
-        others = [name for name in self.methods if name not in FIXED]
-        return FIXED[method] if method in FIXED else 2 + others.index(method) % 6
-
-    def dash(self, method: str) -> int:
-        """Its place among four line styles: where colours begin anew, methods of one colour have different ones."""
-        others = [name for name in self.methods if name not in FIXED]
-        again = 0 if method in FIXED else others.index(method) // 6
-        return (FIRST_DASH[self.colour(method)] + again) % 4
-
-    @property
-    def protocols(self) -> list[str]:
-        return [protocol for protocol in PROTOCOLS if any(run.protocol == protocol for run in self.runs)]
-
-
-def comparisons(loaded: Loaded, success: Success = "at-end") -> list[Comparison]:
-    """Runs by their tasks and the length of these, larger comparisons first."""
-    alike: dict[tuple[tuple[str, ...], int], list[Run]] = {}
-    for run in loaded.runs:
-        alike.setdefault((run.tasks, int(run.config["steps_per_task"])), []).append(run)
-    found = []
-    for (tasks, steps), runs in alike.items():
-        methods = tuple(sorted({run.method for run in runs}, key=_place))
-        found.append(Comparison(runs[0].suite, tasks, steps, tuple(runs), methods, success))
-    return sorted(found, key=lambda one: -len(one.runs))
-
-
-def _place(method: str) -> tuple[int, str]:
-    begins = [
-        index for index, name in enumerate(ORDER) if method == name or method.startswith((name + " ", name + "("))
-    ]
-    return (max(begins) if begins else len(ORDER), method)
-
-
-def short(task: str) -> str:
-    return task.split("/", 1)[-1]
-
-
-def baseline(comparison: Comparison) -> str | None:
-    """What others are measured against: Top-K MoE if it is there."""
-    return next((name for name in BASELINES if name in comparison.methods), None)
-
-
-# Success
+from sphere.report import paper, statistics
+from sphere.report.comparison import Comparison
+from sphere.report.labels import short
+from sphere.report.run import Run
+from sphere.report.scores import Scores, final_scores, own_episodes, own_scores, segment_scores
+from sphere.report.statistics import Interval, improvement, interval, ratio
 
 
 @dataclass(frozen=True)
 class Average:
-    """One method under one protocol: success right after each task's own training, averaged over tasks."""
+    """One method under one protocol: the score right after each task's own training, averaged over tasks."""
 
     method: str
     protocol: str
@@ -112,7 +35,7 @@ class Average:
 def averages(comparison: Comparison) -> list[Average]:
     found = []
     for method, protocol, runs in comparison.groups:
-        own, going = own_scores(runs, comparison.tasks, comparison.success)
+        own, going = own_scores(runs, comparison.tasks)
         if own is None:
             continue
         apart = protocol == "rl"
@@ -124,10 +47,10 @@ def averages(comparison: Comparison) -> list[Average]:
                 going=going,
                 by_run=tuple(own.by_run().tolist()),
                 mean=interval(own, independent_tasks=apart),
-                std=scores.mean_std(own)[1],
-                task_std=scores.mean_of_task_deviations(own),
-                iqm=interval(own, scores.iqm_of, independent_tasks=apart),
-                iqr=scores.iqr(own),
+                std=statistics.mean_std(own)[1],
+                task_std=statistics.mean_of_task_deviations(own),
+                iqm=interval(own, statistics.iqm_of, independent_tasks=apart),
+                iqr=statistics.iqr(own),
                 paper=paper_average(comparison, protocol, method),
             )
         )
@@ -137,18 +60,19 @@ def averages(comparison: Comparison) -> list[Average]:
 def paper_on_task(comparison: Comparison, protocol: str, method: str, task: str) -> paper.Printed | None:
     """What the paper prints for a task; in a sequence, where that begins as the paper's up to this task."""
     known, tasks = paper.tasks(comparison.suite), [short(one) for one in comparison.tasks]
-    so_many = tasks.index(task) + 1
-    if protocol == "crl" and tasks[:so_many] != known[:so_many]:
+    count = tasks.index(task) + 1
+    if comparison.words.word != paper.SCORE or (protocol == "crl" and tasks[:count] != known[:count]):
         return None
     return paper.success(comparison.suite, protocol, method, task)
 
 
 def paper_average(comparison: Comparison, protocol: str, method: str) -> paper.Printed | None:
-    """The paper's average, where it is of these tasks; of some of its tasks, the mean of what it prints for them. In a
-    sequence a task depends on those before it, so there only the first tasks of the whole, in its order, count as some."""
+    """The paper's average, where it is of these tasks; of some of its tasks, the mean of what it prints for them.
+    In a sequence a task depends on those before it, so there only the first tasks of the whole, in its order,
+    count as some."""
     known, tasks = paper.tasks(comparison.suite), {short(task) for task in comparison.tasks}
     whole = [short(task) for task in comparison.whole or comparison.tasks]
-    if not tasks.issubset(known) or (protocol == "crl" and whole != known):
+    if comparison.words.word != paper.SCORE or not tasks.issubset(known) or (protocol == "crl" and whole != known):
         return None
     if tasks == set(known):
         return paper.success(comparison.suite, protocol, method)
@@ -157,8 +81,9 @@ def paper_average(comparison: Comparison, protocol: str, method: str) -> paper.P
     return paper.Printed(float(np.mean(means))) if len(means) == len(printed) else None
 
 
-def so_far(comparison: Comparison, protocol: str) -> Comparison | None:
-    """A protocol's runs on the tasks that all of them have finished, while none has finished all. One task is no average."""
+def finished_part(comparison: Comparison, protocol: str) -> Comparison | None:
+    """A protocol's runs on the tasks that all of them have finished, while none has finished all. One task is no
+    average."""
     runs = tuple(run for run in comparison.runs if run.protocol == protocol)
     done = tuple(task for task in comparison.tasks if all(own_episodes(run, task).size for run in runs))
     if len(done) < 2 or own_scores(runs, comparison.tasks).scores is not None:
@@ -173,10 +98,25 @@ class OnTask:
     runs: int
 
 
-def on_task(comparison: Comparison, runs: Sequence[Run], task: str) -> OnTask | None:
+def on_task(runs: Sequence[Run], task: str) -> OnTask | None:
     """Over the runs that have finished the task; None if none has."""
-    means = [found.mean() for run in runs if (found := own_episodes(run, task, comparison.success)).size]
-    return OnTask(float(np.mean(means)), scores.deviation(np.array(means)), len(means)) if means else None
+    return _over_runs([found.mean() for run in runs if (found := own_episodes(run, task)).size])
+
+
+def _over_runs(means: Sequence[float]) -> OnTask | None:
+    return OnTask(float(np.mean(means)), statistics.deviation(np.array(means)), len(means)) if means else None
+
+
+def tenths(comparison: Comparison) -> list[tuple[str, tuple[str, ...]]]:
+    """The sequence in ten parts of nearly the same number of tasks: words, tasks."""
+    edges = np.linspace(0, len(comparison.tasks), 11).round().astype(int).tolist()
+    return [(f"tasks {a + 1} to {b}", comparison.tasks[a:b]) for a, b in itertools.pairwise(edges)]
+
+
+def on_tasks(runs: Sequence[Run], tasks: tuple[str, ...]) -> OnTask | None:
+    """Each run's average over some tasks, of the runs that have finished these."""
+    found = own_scores(runs, tasks).scores
+    return None if found is None else _over_runs(found.by_run().tolist())
 
 
 @dataclass(frozen=True)
@@ -187,32 +127,31 @@ class Against:
     other: str
     protocol: str
     ratio: Interval
+    """NaN where it would say nothing: of scores without bounds that are not all positive."""
     improvement: Interval
     paper_ratio: float | None
 
 
-def against(comparison: Comparison) -> list[Against]:
-    other = baseline(comparison)
+def against_baseline(comparison: Comparison) -> list[Against]:
+    other = comparison.baseline
     found = []
     for method, protocol, runs in comparison.groups:
-        theirs = own_scores(comparison.group(other or "", protocol), comparison.tasks, comparison.success).scores
-        ours = own_scores(runs, comparison.tasks, comparison.success).scores
+        theirs = own_scores(comparison.group(other or "", protocol), comparison.tasks).scores
+        ours = own_scores(runs, comparison.tasks).scores
         if other is None or method == other or ours is None or theirs is None:
             continue
         apart = protocol == "rl"
         printed = [paper_average(comparison, protocol, name) for name in (method, other)]
         known = printed[0].mean / printed[1].mean if printed[0] and printed[1] and printed[1].mean else None
-        found.append(
-            Against(
-                method,
-                other,
-                protocol,
-                ratio(ours, theirs, independent_tasks=apart),
-                improvement(ours, theirs, independent_tasks=apart),
-                known,
-            )
-        )
+        better = improvement(ours, theirs, independent_tasks=apart)
+        found.append(Against(method, other, protocol, _ratio(comparison, ours, theirs, apart), better, known))
     return found
+
+
+def _ratio(comparison: Comparison, ours: Scores, theirs: Scores, independent_tasks: bool) -> Interval:
+    if not comparison.words.bounded and min(*ours.by_run(), *theirs.by_run()) <= 0:
+        return Interval(float("nan"), float("nan"), float("nan"))
+    return ratio(ours, theirs, independent_tasks=independent_tasks)
 
 
 @dataclass(frozen=True)
@@ -224,6 +163,7 @@ class Continual:
     performance: float
     forgetting: float
     transfer: float
+    """NaN also where the score has no bounds: what is gained is measured by what there is to gain, 1 - AUC."""
     left_out: tuple[str, ...]
     """Tasks without a forward transfer: trained alone they are solved from the first evaluation on."""
 
@@ -232,20 +172,20 @@ def continual(comparison: Comparison) -> list[Continual]:
     found = []
     for method in comparison.methods:
         runs = comparison.group(method, "crl")
-        final = final_scores(runs, comparison.tasks, comparison.success).scores
+        final = final_scores(runs, comparison.tasks).scores
         if final is None:
             continue
         done = [run for run in runs if run.name in final.runs]
-        own = own_scores(done, comparison.tasks, comparison.success).scores
-        lost = scores.forgetting(own, final) if own and set(own.runs) == set(final.runs) else {}
-        segment = segment_scores(done, comparison.tasks, comparison.success).scores
-        alone = segment_scores(comparison.group(method, "rl"), comparison.tasks, comparison.success).scores
-        gained = scores.forward_transfer(segment, alone) if segment and alone else {}
+        own = own_scores(done, comparison.tasks).scores
+        lost = statistics.forgetting(own, final) if own and set(own.runs) == set(final.runs) else {}
+        segment = segment_scores(done, comparison.tasks).scores if comparison.words.bounded else None
+        alone = segment_scores(comparison.group(method, "rl"), comparison.tasks).scores if segment else None
+        gained = statistics.forward_transfer(segment, alone) if segment and alone else {}
         found.append(
             Continual(
                 method,
                 len(final.runs),
-                scores.average_performance(final),
+                statistics.average_performance(final),
                 _mean(lost),
                 _mean(gained),
                 tuple(task for task in comparison.tasks if alone and segment and task not in gained),
@@ -256,56 +196,3 @@ def continual(comparison: Comparison) -> list[Continual]:
 
 def _mean(values: dict[str, float]) -> float:
     return float(np.mean(list(values.values()))) if values else float("nan")
-
-
-# Over training
-
-
-@dataclass(frozen=True)
-class Band:
-    """A metric over training: mean over runs, and the lowest and highest run, at the steps that runs share."""
-
-    step: np.ndarray
-    task: np.ndarray
-    mean: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
-    runs: tuple[tuple[str, np.ndarray], ...]
-    """Each run's values at these steps; NaN where it has none."""
-
-
-def band(runs: Sequence[Run], metric: str) -> Band | None:
-    """None if no run has a finite value of the metric."""
-    steps = sorted({(int(s), int(t)) for run in runs for s, t in zip(run.curve.step, run.curve.task, strict=True)})
-    place = {step: index for index, (step, _) in enumerate(steps)}
-    table = np.full((len(runs), len(steps)), np.nan)
-    for row, run in enumerate(runs):
-        if metric in run.curve.values:
-            table[row, [place[int(step)] for step in run.curve.step]] = run.curve.values[metric]
-    table[~np.isfinite(table)] = np.nan
-    kept = np.isfinite(table).any(axis=0)
-    if not kept.any():
-        return None
-    table, where = table[:, kept], np.array(steps)[kept]
-    return Band(
-        where[:, 0],
-        where[:, 1],
-        np.nanmean(table, axis=0),
-        np.nanmin(table, axis=0),
-        np.nanmax(table, axis=0),
-        tuple((run.name, row) for run, row in zip(runs, table, strict=True)),
-    )
-
-
-def at_last(runs: Sequence[Run], metric: str) -> list[float]:
-    """The metric at the last evaluation, of the runs that have come so far and have a number there."""
-    begun = [run for run in runs if run.curve.step.size]
-    last = max((int(run.curve.step[-1]) for run in begun), default=0)
-    there = [run.curve.values for run in begun if run.curve.step[-1] == last]
-    return [float(values[metric][-1]) for values in there if metric in values and np.isfinite(values[metric][-1])]
-
-
-def metrics(runs: Sequence[Run]) -> list[str]:
-    """All metrics with a finite value in some run, loads of single experts aside."""
-    names = {name for run in runs for name, values in run.curve.values.items() if np.isfinite(values).any()}
-    return sorted(name for name in names if "/load/" not in name)

@@ -1,7 +1,7 @@
 """`sphere watch`: the page, live. There is a path for the page and one for its version; no file is read by name.
 
-The version is a hash of names, sizes and times of the records below the watched directories. The page asks for it every two
-seconds and loads itself anew when it has changed.
+The version is a hash of names, sizes and times of the records below the watched directories. The page asks for it
+every two seconds and reloads when it has changed.
 """
 
 import hashlib
@@ -16,7 +16,6 @@ from pathlib import Path
 from sphere.report.elements import element, joined
 from sphere.report.load import load
 from sphere.report.page import render
-from sphere.report.select import Success
 
 WATCHED = ("config.json", "metrics.jsonl", "episodes.jsonl")
 
@@ -39,10 +38,10 @@ def version(paths: Sequence[Path]) -> str:
 
 
 class Page:
-    """The page of some directories, made anew only when their records have changed."""
+    """The page of some directories, made again only when their records have changed."""
 
-    def __init__(self, paths: Sequence[Path], success: Success = "at-end"):
-        self.paths, self.success = list(paths), success
+    def __init__(self, paths: Sequence[Path], score: str | None = None):
+        self.paths, self.score = list(paths), score
         self._lock = threading.Lock()
         self._made: tuple[str, bytes] = ("", b"")
 
@@ -55,7 +54,7 @@ class Page:
 
     def _render(self, now: str) -> str:
         try:
-            return render(load(self.paths), self.success, now)
+            return render(load(self.paths, self.score), now)
         except ValueError as error:  # no run yet: say so, and look again
             words = joined(
                 element("title", "sphere watch"), element("h1", "Nothing to show yet"), element("p", str(error))
@@ -101,17 +100,17 @@ def server(page: Page, host: str, port: int) -> ThreadingHTTPServer:
         return Server((host, port), Handler)
     except (OSError, OverflowError) as error:  # the latter: a port beyond 65535
         raise OSError(
-            f"cannot serve on {host}:{port} ({getattr(error, 'strerror', None) or error}); choose another --port, or 0 for a "
-            "free one; --host is an address of this machine"
+            f"cannot serve on {host}:{port} ({getattr(error, 'strerror', None) or error}); choose another --port, or "
+            "0 for a free one; --host is an address of this machine"
         ) from None
 
 
-def watch(paths: Sequence[Path], host: str = "127.0.0.1", port: int = 8000, success: Success = "at-end") -> None:
+def watch(paths: Sequence[Path], host: str = "127.0.0.1", port: int = 8000, score: str | None = None) -> None:
     """Serve until Ctrl-C."""
     for path in paths:
         if not path.is_dir():
             raise ValueError(f"{path} is no directory; name one that sphere train writes to, or one above it")
-    with server(Page(paths, success), host, port) as serving:
+    with server(Page(paths, score), host, port) as serving:
         name = f"[{host}]" if ":" in host else host
         print(
             f"watching {', '.join(map(str, paths))} on http://{name}:{serving.server_address[1]}/ (Ctrl-C ends it)",

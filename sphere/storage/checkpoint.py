@@ -9,7 +9,7 @@ zip's comment. So one rename publishes a file with its checksum, numpy opens it 
 The checksum finds damage, not forgery. But nothing in a file is ever unpickled, and what is restored must
 have the names, shapes and dtypes of the caller's tree: a forged file can hold wrong numbers, not run code.
 
-One process writes to a directory; `record.lock_directory` sees to that.
+One process writes to a directory; `files.lock_directory` sees to that.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sphere.storage.run_directory import atomic_write
+from sphere.storage.files import atomic_write
 
 FORMAT = 1
 DIGEST_BYTES = 64  # sha256 in hex
@@ -143,6 +143,54 @@ def load(path: Path, like: Any = None, *, like_for: Callable[[dict[str, Any]], A
         raise Damaged(f"{path} contradicts its own manifest: {error!r}") from error
     tree = jax.tree.unflatten(jax.tree.structure(like), restored)
     return Checkpoint(manifest["step"], tree, manifest["meta"], path, notes=[])
+
+
+class Contents(NamedTuple):
+    """All arrays of a checkpoint by name, where nobody has built a tree for them."""
+
+    arrays: dict[str, np.ndarray]
+    meta: dict[str, Any]
+    path: Path
+
+    def part(self, name: str) -> dict[str, Any]:
+        """What stands under a name, as nested dictionaries."""
+        found: dict[str, Any] = {}
+        for key, array in self.arrays.items():
+            if key.startswith(f"tree/{name}/"):
+                *parents, last = key.split("/")[2:]
+                place = found
+                for parent in parents:
+                    place = place.setdefault(parent, {})
+                place[last] = array
+        return found
+
+
+def read_latest(directory: Path) -> Contents:
+    """The arrays of the newest undamaged checkpoint."""
+    for path in reversed(checkpoints(directory)):
+        try:
+            manifest, arrays = _read(path)
+            return Contents(arrays, manifest["meta"], path)
+        except Damaged as error:
+            log.warning("%s; trying the checkpoint before it", error)
+    raise FileNotFoundError(
+        f"no usable checkpoint in {directory}: copies made by sphere export have none; name the fleet's own directory"
+    )
+
+
+def select(saved: Contents, name: str, like: Any) -> Any:
+    """What stands under a name, in the form of `like`: arrays, or only their shapes."""
+    leaves = _named_leaves(like)
+    found = []
+    for key, leaf in leaves.items():
+        array = saved.arrays.get(f"tree/{name}/{key}")
+        if array is None or (array.shape, array.dtype) != (leaf.shape, leaf.dtype):
+            got = "nothing" if array is None else _describe(key, array)
+            raise CheckpointError(
+                f"{saved.path} does not fit its settings: {key} is {got}, wanted {leaf.dtype}{list(leaf.shape)}"
+            )
+        found.append(array)
+    return jax.tree.unflatten(jax.tree.structure(like), found)
 
 
 def checkpoints(directory: Path) -> list[Path]:

@@ -4,7 +4,8 @@ import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from sphere.storage.run_directory import EPISODES, METRICS, atomic_write
+from sphere.storage.files import atomic_write
+from sphere.storage.run_directory import EPISODES, METRICS
 
 KEPT = ("config.json", "environment.json", EPISODES)
 TRAINING = b'"train/policy_loss"'

@@ -1,38 +1,58 @@
 """What a fleet writes: a run directory for each run, TensorBoard event files in it, and Weights & Biases if asked for."""
 
-import dataclasses
 import importlib
 import json
 import secrets
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from sphere.envs.source import Episodes
-from sphere.storage import checkpoint, provenance, run_directory
+from sphere.algos.source import Outcomes
+from sphere.storage import checkpoint, files, provenance, run_directory
+from sphere.storage.run_directory import RunDirectory
 from sphere.storage.tensorboard import EventWriter
-from sphere.training.settings import HOW, FleetConfig, rebuild, run_name, with_run
 
-WANDB = "wandb.json"
+FLEET, WANDB = "fleet.json", "wandb.json"
+
+UNIMPORTANT = ("sharing", "wandb", "checkpoint_every", "plugins", "source.workers", "source.overlap")
+"""Settings of how a fleet is trained and watched, not of what comes out."""
 
 
-def _check_same(path: Path, config: FleetConfig) -> None:
+class RunRecord(NamedTuple):
+    """A run as its directory knows it."""
+
+    name: str
+    seed: int
+    config: dict[str, Any]
+    """What goes into config.json."""
+
+
+def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Settings by their full names: "learner.actor.experts" -> 10."""
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            found |= flatten(value, f"{prefix}{name}.")
+        else:
+            found[prefix + name] = value
+    return found
+
+
+def _check_same(path: Path, settings: Mapping[str, Any]) -> None:
     """A run goes on with the settings that its records name."""
     try:
-        before, now = (
-            run_directory.plain(dataclasses.asdict(one))
-            for one in (rebuild(FleetConfig, run_directory.read_config(path)), config)
-        )
-    except (OSError, ValueError, TypeError):
+        before, now = flatten(run_directory.read_config(path)["settings"]), flatten(files.plain(settings))
+    except (OSError, ValueError, TypeError, KeyError):
         return  # not there, damaged or of another version: whether it fits is the checkpoint's to say
-    if changed := [name for name in now if name not in HOW and now[name] != before.get(name)]:
+    if changed := [name for name in now if name not in UNIMPORTANT and now[name] != before.get(name)]:
         raise ValueError(
-            f"{path / 'config.json'} has another {', '.join(changed)} than fleet.json says now; a fleet goes on with the "
+            f"{path / 'config.json'} has another {', '.join(changed)} than {FLEET} says now; a fleet goes on with the "
             "settings it began with: put them back, or start another fleet"
         )
 
 
-def check_nothing_is_lost(config: FleetConfig, directory: Path, resume: bool) -> None:
-    """Before anything is written. A fleet that begins, or begins anew for want of a checkpoint, empties its records: it may
+def check_nothing_is_lost(directory: Path, names: Sequence[str], resume: bool) -> None:
+    """Before anything is written. A fleet that starts, or starts over for want of a checkpoint, empties its records: it may
     where it was killed before the first checkpoint was due, and nowhere else."""
     if not resume:
         if there := sorted(path.parent.name for path in directory.glob("*/config.json")):
@@ -43,44 +63,47 @@ def check_nothing_is_lost(config: FleetConfig, directory: Path, resume: bool) ->
         return
     if checkpoint.checkpoints(directory):
         return
-    for run in config.runs:
-        path = directory / run_name(*run)
+    for path in (directory / name for name in names):
         if not (path / "config.json").exists():
             continue  # killed while it made its directories
-        try:  # as it began: fleet.json may have been given another interval since
-            interval = int(run_directory.read_config(path)["checkpoint_every"])
-        except (OSError, ValueError, TypeError, KeyError):
-            interval = config.checkpoint_every
-        due = min(interval, config.iterations_per_task) * config.iteration_steps
         events = run_directory.read_events(path) if (path / run_directory.METRICS).exists() else []
-        if events and events[-1]["step"] > due:
+        if events and events[-1]["step"] > _first_checkpoint(path):
             raise FileNotFoundError(
                 f"{path} has records up to step {events[-1]['step']:,}, and {directory} has no checkpoint to go on from; "
-                "to begin anew would empty them: bring checkpoint-*.npz back, or train into another directory"
+                "starting over would empty them: bring checkpoint-*.npz back, or train into another directory"
             )
 
 
-class Records:
+def _first_checkpoint(path: Path) -> int:
+    """The step at which a run's first checkpoint was due, by its own record."""
+    try:
+        config = run_directory.read_config(path)
+        return min(config["settings"]["checkpoint_every"] * config["iteration_steps"], config["task_steps"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return 0  # what it does not say cannot excuse it
+
+
+class FleetDirectory:
     """The run directories of a fleet: one per run, beside the fleet's own checkpoints."""
 
-    def __init__(self, config: FleetConfig, directory: Path, resume: bool):
-        self.mirrors = _wandb_runs(config, directory) if config.wandb else []
+    def __init__(self, directory: Path, records: Sequence[RunRecord], wandb: str | None, resume: bool):
+        self.mirrors = _wandb_runs(directory, records, wandb) if wandb else []
         # what was sent before a kill and is trained again is not sent again
         self.sent = [int(one.summary.get("step") or 0) if resume else 0 for one in self.mirrors]
         self.environment = provenance.describe()
+        self.seeds = [one.seed for one in records]
+        self.paths = [directory / one.name for one in records]
         trained = resume and bool(checkpoint.checkpoints(directory))
-        self.runs = []
-        for seed, rho in config.runs:
-            path = directory / run_name(seed, rho)
+        self.runs: list[RunDirectory] = []
+        for one, path in zip(records, self.paths, strict=True):
             if resume:
-                _check_same(path, with_run(config, seed, rho))
+                _check_same(path, one.config["settings"])
             # Killed while it made its directories, a fleet lacks some of them and has lost nothing.
             self.runs.append(
-                run_directory.RunDirectory.resume(path)
+                RunDirectory.resume(path)
                 if trained or (resume and (path / "config.json").is_file())
-                else run_directory.RunDirectory.create(path, with_run(config, seed, rho), self.environment)
+                else RunDirectory.create(path, one.config, self.environment)
             )
-        self.paths = [directory / run_name(seed, rho) for seed, rho in config.runs]
         self.boards: list[EventWriter] = []
 
     def begin(self, positions: list[dict[str, int]] | None, resumed_at: int | None, *, over: bool = False) -> list[str]:
@@ -106,21 +129,12 @@ class Records:
             if self.mirrors and step >= self.sent[index]:
                 self.mirrors[index].log({"step": step, "task_index": task_index, **one})
 
-    def episodes(self, step: int, task: str, kind: str, seeds: list[int], found: Episodes) -> None:
-        for run, env, returns, length, once, end in zip(*found, strict=True):
-            self.runs[int(run)].episode(
-                {
-                    "step": step,
-                    "task": task,
-                    "kind": kind,
-                    "seed": seeds[int(run)],
-                    "episode": int(env),
-                    "return": float(returns),
-                    "length": int(length),
-                    "success_once": bool(once),
-                    "success_at_end": bool(end),
-                }
-            )
+    def episodes(self, step: int, task: str, task_index: int, kind: str, found: Outcomes) -> None:
+        """A line for every outcome: when and on what, then its columns."""
+        for row, (run, episode) in enumerate(zip(found.run, found.episode, strict=True)):
+            when = {"step": step, "task": task, "task_index": task_index, "kind": kind}
+            which = {"seed": self.seeds[int(run)], "episode": int(episode)}
+            self.runs[int(run)].episode(when | which | {name: column[row] for name, column in found.columns.items()})
 
     def positions(self) -> list[dict[str, int]]:
         return [run.positions() for run in self.runs]
@@ -134,34 +148,41 @@ class Records:
             run.close()
 
 
-def check(config: FleetConfig) -> None:
-    """What would fail later, before anything is written."""
-    if config.wandb:
-        _wandb()
+def read_fleet(directory: Path) -> dict[str, Any]:
+    """What the fleet.json of a directory holds: settings, and the shapes of its data (spec)."""
+    path = directory / FLEET
+    if not path.is_file():
+        raise FileNotFoundError(f"{directory} holds no fleet (no {FLEET}); name a directory that sphere train wrote")
+    data = json.loads(path.read_bytes())
+    if not isinstance(data, dict) or data.get("format") != files.FORMAT:
+        raise ValueError(
+            f"{path} was written by another version; its records can be reported, but go on with it by that version"
+        )
+    return data
 
 
-def _wandb_runs(config: FleetConfig, directory: Path) -> list[Any]:
+def _wandb_runs(directory: Path, records: Sequence[RunRecord], project: str) -> list[Any]:
     """One run of Weights & Biases per run of the fleet. It is found again on resume by an id that is kept in the directory: a
     name would be that of another fleet's run as soon as two directories are called alike."""
-    wandb = _wandb()
+    wandb = check_wandb()
     if not (directory / WANDB).exists():  # a fleet that was begun by an earlier version goes on under its name
         name = directory.name if checkpoint.checkpoints(directory) else secrets.token_hex(4)
-        run_directory.write_json(directory / WANDB, {"id": name})
+        files.write_json(directory / WANDB, {"id": name})
     fleet = json.loads((directory / WANDB).read_text())["id"]
     return [
         wandb.init(
-            project=config.wandb,
-            name=f"{directory.name}/{run_name(*run)}",
-            id=f"{fleet}-{run_name(*run)}",
+            project=project,
+            name=f"{directory.name}/{one.name}",
+            id=f"{fleet}-{one.name}",
             resume="allow",
             reinit="create_new",
-            config=dataclasses.asdict(with_run(config, *run)),
+            config=one.config["settings"],
         )
-        for run in config.runs
+        for one in records
     ]
 
 
-def _wandb() -> Any:
+def check_wandb() -> Any:
     try:
         return importlib.import_module("wandb")
     except ImportError as error:

@@ -9,39 +9,20 @@
 Exact resume: a checkpoint stores `positions()`, the length of each .jsonl file at that moment. A resumed run
 cuts the files back to them with `truncate` and writes what came after again. So the record of a killed run
 equals that of an undisturbed one, wall-clock times aside, and a line torn by the kill never stays.
-
-JSON has no NaN and no infinity. They are written as the strings "nan", "inf" and "-inf", not as null: a loss
-that overflowed and one that was 0/0 are different faults. The readers turn them back into floats.
 """
 
-import dataclasses
-import fcntl
 import json
-import math
 import os
-import socket
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-import numpy as np
+from sphere.storage.files import NON_FINITE, lock_directory, plain, sync_directory, write_json
 
 METRICS, EPISODES = "metrics.jsonl", "episodes.jsonl"
 EVENT_FIELDS = ("step", "task", "task_index", "wall")
-EPISODE_FIELDS = (
-    "step",
-    "task",
-    "kind",
-    "seed",
-    "episode",
-    "return",
-    "length",
-    "success_once",
-    "success_at_end",
-)
-NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+EPISODE_FIELDS = ("step", "task", "task_index", "kind", "seed", "episode")
 
 
 class RunDirectory:
@@ -72,7 +53,7 @@ class RunDirectory:
             run.truncate({})
             write_json(path / "environment.json", environment)
             write_json(path / "config.json", config)  # last: from here on there is a run to resume
-            _sync_directory(path.parent)
+            sync_directory(path.parent)
         except BaseException:
             run.close()
             raise
@@ -99,7 +80,7 @@ class RunDirectory:
             file = self._files[path.name] = path.open("ab")
             file.truncate(length)
             os.fsync(file.fileno())
-        _sync_directory(self.path)
+        sync_directory(self.path)
 
     def positions(self) -> dict[str, int]:
         """The length of each record, all of it on disk. Call it before saving the checkpoint that has it."""
@@ -119,7 +100,7 @@ class RunDirectory:
         self._append(METRICS, line | {name: _number(name, value) for name, value in values.items()})
 
     def episode(self, fields: Mapping[str, Any]) -> None:
-        """Append to episodes.jsonl: all of EPISODE_FIELDS, and more if wanted."""
+        """Append to episodes.jsonl: all of EPISODE_FIELDS, then the columns of the outcome."""
         if missing := [name for name in EPISODE_FIELDS if name not in fields]:
             raise ValueError(f"an episode came without {missing}; it needs {', '.join(EPISODE_FIELDS)}")
         self._append(EPISODES, fields)
@@ -156,80 +137,6 @@ def _check_line_end(path: Path, length: int) -> None:
             )
 
 
-def lock_directory(directory: Path) -> IO[str]:
-    """Be the only writer of `directory` until the returned file is closed or this process dies, in any way.
-
-    The lock file stays: removing it would let two processes hold locks on two files of one name.
-    """
-    file = (directory / "lock").open("a+")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.seek(0)
-        holder = file.read().strip() or "pid unknown, it is just starting"
-        file.close()
-        raise RuntimeError(
-            f"another process writes to {directory} ({holder}); wait for it, stop it, or use another --out"
-        ) from None
-    file.truncate(0)
-    file.write(f"pid {os.getpid()} on {socket.gethostname()}\n")
-    file.flush()
-    return file
-
-
-@contextmanager
-def atomic_write(path: Path) -> Iterator[IO[bytes]]:
-    """A file that appears under its name complete and on disk, or not at all. A kill may leave a .partial."""
-    partial = path.with_name(path.name + ".partial")
-    try:
-        with partial.open("w+b") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-    _sync_directory(path.parent)
-
-
-def _sync_directory(directory: Path) -> None:
-    """Make the names in `directory` durable; fsync of the files does not."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def write_json(path: Path, value: Any) -> None:
-    """`value` as indented JSON, atomically."""
-    with atomic_write(path) as file:
-        file.write(json.dumps(plain(value), indent=2, allow_nan=False).encode() + b"\n")
-
-
-def plain(value: Any) -> Any:
-    """`value` as what strict JSON can hold: dataclasses become objects, arrays of one element numbers."""
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else str(float(value))
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, Path):
-        return str(value)
-    if dataclasses.is_dataclass(value):
-        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if getattr(value, "size", None) == 1:  # numpy and jax scalars
-        scalar = np.asarray(value).reshape(())[()]
-        if isinstance(scalar, np.float32 | np.float16):
-            return plain(float(str(scalar)))  # 0.1, not 0.10000000149011612: the shortest with the same bits
-        return plain(float(scalar) if isinstance(scalar, np.floating) else scalar.item())
-    raise TypeError(f"cannot write {value!r:.80} ({type(value).__name__}) as JSON; give numbers, strings, lists")
-
-
 def _number(name: str, value: Any) -> Any:
     number = plain(value)
     if isinstance(value, str | Path) or not (isinstance(number, bool | int | float) or number in tuple(NON_FINITE)):
@@ -249,7 +156,7 @@ def read_events(directory: Path) -> list[dict[str, Any]]:
 
 def read_episodes(directory: Path) -> list[dict[str, Any]]:
     """All complete lines of episodes.jsonl."""
-    return [_restore(line, {"return"}) for line in _read_lines(directory / EPISODES)]
+    return [_restore(line, line.keys() - {"task", "kind"}) for line in _read_lines(directory / EPISODES)]
 
 
 def _restore(line: dict[str, Any], numbers: set[str]) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """A fleet: all its runs between two iterations, and the steps that move them."""
 
-import dataclasses
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +11,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sphere.algos import ppo
-from sphere.envs.pool import MANY
-from sphere.envs.source import Episodes, Statistics
-from sphere.envs.turns import Turns
-from sphere.envs.worker import cores
+from sphere.algos.fleet import program
+from sphere.algos.learner import Learner
+from sphere.algos.source import Outcomes, Source
 from sphere.storage import checkpoint
-from sphere.training.group import Examined, Group, Order, Report
-from sphere.training.measure import fixed_states
+from sphere.training.group import Evaluated, Group, Order, Report
 from sphere.training.settings import Boundary, FleetConfig
-
-TOGETHER = 2
-"""Runs of a group where groups overlap. The fewer, the shorter their cores are idle while they learn; but an update of five
-runs takes only half as long again as that of one, so the GPU wants more than one."""
 
 AHEAD = 8
 """Iterations that a group may have finished before the slowest one. Runs of one task differ by a quarter in what a step
 costs, and who waits leaves cores idle; but before a fleet can stop, all have to be level again."""
+
+KEEP_ALL = Boundary(parameters=True, optimiser=True, learning_rate=True, statistics=True, methods=True)
+
+
+def program_of(config: FleetConfig) -> tuple[Learner, np.ndarray, dict[str, np.ndarray]]:
+    """What a fleet's program is made for: the learner without unused methods, seeds, and numbers by run."""
+    runs = config.runs
+    numbers = {name: np.array([run.numbers[name] for run in runs], np.float32) for name in runs[0].numbers}
+    return program(config.learner, numbers), np.array([run.seed for run in runs], np.uint32), numbers
 
 
 def _joined(trees: list[Any]) -> Any:
@@ -37,46 +39,7 @@ def _joined(trees: list[Any]) -> Any:
     return jax.tree.map(lambda *leaves: (np if isinstance(leaves[0], np.ndarray) else jnp).concatenate(leaves), *trees)
 
 
-def _all_episodes(found: Sequence[Episodes], runs: Sequence[int]) -> Episodes:
-    """Those of several groups, which have so many runs each."""
-    first = np.cumsum([0, *runs[:-1]])
-    apart = [episodes._replace(run=episodes.run + at) for episodes, at in zip(found, first, strict=True)]
-    return Episodes(*(np.concatenate(column) for column in zip(*apart, strict=True)))
-
-
-def divided(config: FleetConfig) -> list[list[tuple[int, float]]]:
-    """The runs of each group."""
-    runs, wanted = config.runs, config.overlap
-    if wanted is None:
-        wanted = jax.default_backend() != "cpu" and cores() >= MANY
-    if not wanted or len(runs) == 1:
-        return [runs]
-    half = (len(runs) + 1) // 2
-    # Where all environments meet after every step, more processes than cores make them wait for each other.
-    size = half if config.normalise_observations else min(TOGETHER, half)
-    return [runs[i : i + size] for i in range(0, len(runs), size)]
-
-
-def workers_of_a_group(config: FleetConfig, groups: int) -> int | None:
-    if config.workers is not None or (groups == 1 and config.sharing == 1):
-        return config.workers
-    mine = max(1, cores() // config.sharing)
-    if groups == 1:
-        return mine if mine > 1 else 0  # on a single core a process beside the learner gains nothing
-    if groups == 2:
-        return max(1, mine // 2)
-    # Some group is always learning, so a quarter more than there are cores; none, if possible, with environments of two runs:
-    # two policies take half as long again as one.
-    share = -(-5 * mine // (4 * groups))
-    return max(1, share - share % TOGETHER)
-
-
-def places(workers: int | None) -> int:
-    """Groups that fill the cores."""
-    return -(-cores() // workers) if workers else 1
-
-
-class _Here:
+class _SameThread:
     """In place of a thread where there is one group only: the work is done when it is given."""
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Future:
@@ -91,9 +54,9 @@ class _Here:
         pass
 
 
-def _threads(groups: int) -> list[ThreadPoolExecutor | _Here]:
+def _threads(groups: int) -> list[ThreadPoolExecutor | _SameThread]:
     if groups == 1:
-        return [_Here()]
+        return [_SameThread()]
     if jax.default_backend() == "cpu":
         # Programs of several threads that wait for parts of themselves can fill XLA's pool, and then none goes on. There
         # would be little to gain: the cores are the device.
@@ -104,30 +67,30 @@ def _threads(groups: int) -> list[ThreadPoolExecutor | _Here]:
 class Fleet:
     """The state of a fleet between iterations, and the steps that move it.
 
-    Its runs are one group, or several with a thread each, of which some collect or are examined while another learns (on a
+    Its runs are one group, or several with a thread each, of which some collect or are evaluated while another learns (on a
     CPU, in turns): that changes no run's numbers.
     """
 
     def __init__(self, config: FleetConfig, directory: Path):
         self.config, self.directory = config, directory
-        # Without any rho the penalty is left out of the program: faster, and the same numbers.
-        self.program = config.ppo if any(config.rho) else dataclasses.replace(config.ppo, penalty=None)
-        self.run_seeds = [seed for seed, _ in config.runs]
+        self.learner = program(
+            config.learner, {name: [run.numbers[name] for run in config.runs] for name in config.runs[0].numbers}
+        )
+        self.run_seeds = [run.seed for run in config.runs]
         self.groups: list[Group] = []
         self.task_index = self.iteration = self.total_iterations = self.begun = 0
         self.queue: deque[tuple[Order, list[Future]]] = deque()  # iterations that were begun and not asked for yet
-        self.threads: list[ThreadPoolExecutor | _Here] = []
+        self.threads: list[ThreadPoolExecutor | _SameThread] = []
+        sizes = config.source.divide(len(config.runs), config.sharing)
+        parts = [config.runs[first:last] for first, last in pairwise([0, *accumulate(sizes)])]
+        sources: list[Source] = config.source.open(config.wanted, [[run.seed for run in part] for part in parts])
         try:
-            parts = divided(config)
             self.threads = _threads(len(parts))
-            workers = workers_of_a_group(config, len(parts))
-            turns = Turns(places(workers))
-            for runs in parts:
-                self.groups.append(Group(config, self.program, runs, workers, turns))
-            self.heldout = fixed_states(config, self.groups[0].obs_size)
-            for group in self.groups:
-                group.heldout = self.heldout
+            for part, source in zip(parts, sources, strict=True):
+                self.groups.append(Group(config, self.learner, part, source))
         except BaseException:
+            for source in sources[len(self.groups) :]:
+                source.close()
             self.close()
             raise
 
@@ -145,29 +108,22 @@ class Fleet:
 
     @property
     def steps(self) -> int:
-        """Environment steps of each run so far."""
+        """Steps of each run so far."""
         return self.total_iterations * self.config.iteration_steps
 
     @property
     def finished(self) -> bool:
-        return self.total_iterations == self.config.iterations_per_task * len(self.config.tasks)
+        return self.total_iterations == self.config.total_iterations
 
     @property
-    def state(self) -> ppo.PPOState:
+    def state(self) -> Any:
         """Of all runs."""
         return _joined([group.state for group in self.groups])
 
     @property
-    def actor(self) -> ppo.GaussianActor:
+    def policy(self) -> Any:
         """Of all runs, the networks as they act."""
-        return _joined([group.actor for group in self.groups])
-
-    @property
-    def statistics(self) -> Statistics | None:
-        """Of all runs."""
-        kept = [group.collector.statistics for group in self.groups]
-        found = [statistics.state() for statistics in kept if statistics is not None]
-        return Statistics(**_joined(found)) if found else None
+        return _joined([group.policy for group in self.groups])
 
     def begin_task(self) -> None:
         """The first one; into others each group goes by itself."""
@@ -181,12 +137,12 @@ class Fleet:
         try:
             return self._advance(ahead)
         except jax.errors.JaxRuntimeError as error:
-            # seen before ppo.EXACT kept products to whole arrays
-            if self.program.deterministic and "cublas" in str(error).lower():
+            # seen before EXACT kept products to whole arrays
+            if self.learner.deterministic and "cublas" in str(error).lower():
                 raise RuntimeError(
                     "this GPU has no kernel by rule for a product of this size; let it choose by timing: "
-                    "--ppo.no-deterministic (a resumed run may then differ from an undisturbed one in its last bits), "
-                    f"or train several seeds at once. It said: {error}"
+                    f"--{self.learner.name}.no-deterministic (a resumed run may then differ from an undisturbed one in its "
+                    f"last bits), or train several seeds at once. It said: {error}"
                 ) from error
             raise
 
@@ -207,17 +163,18 @@ class Fleet:
 
     def _one(self, reports: list[Report]) -> Report:
         """Of all groups."""
-        metrics, episodes, examined, reviewed, trees = zip(*reports, strict=True)
+        sizes = [len(group.seeds) for group in self.groups]
+        metrics, outcomes, evaluated, again, trees = zip(*reports, strict=True)
         return Report(
             _joined(jax.device_get(list(metrics))),
-            _all_episodes(episodes, self._runs()),
+            Outcomes.joined(outcomes, sizes),
             None
-            if None in examined
-            else Examined(
-                _all_episodes([one.episodes for one in examined], self._runs()),
-                [values for one in examined for values in one.diagnostics],
+            if None in evaluated
+            else Evaluated(
+                Outcomes.joined([one.outcomes for one in evaluated], sizes),
+                [values for one in evaluated for values in one.diagnostics],
             ),
-            tuple(_all_episodes(found, self._runs()) for found in zip(*reviewed, strict=False)),
+            tuple(Outcomes.joined(found, sizes) for found in zip(*again, strict=False)),
             None if None in trees else _joined(list(trees)),
         )
 
@@ -225,9 +182,6 @@ class Fleet:
         if len(self.groups) == 1:
             return 0  # it would only be late with its news
         return AHEAD if len(set(map(id, self.threads))) > 1 else 1
-
-    def _runs(self) -> list[int]:
-        return [len(group.seeds) for group in self.groups]
 
     def _begin_iteration(self) -> None:
         number = self.begun = max(self.begun, self.total_iterations) + 1
@@ -244,8 +198,8 @@ class Fleet:
             number - 1,
             index,
             within / config.iterations_per_task,
-            examine=within in config.evaluations(),
-            review=config.reviewed(index) if last else (),
+            evaluate=within in config.evaluations(),
+            again=config.evaluated_again(index) if last else (),
             then=following[0] if last and following else None,
             capture=last or within % config.checkpoint_every == 0,
         )
@@ -265,11 +219,8 @@ class Fleet:
         return [thread.submit(work, group, *arguments) for group, thread in zip(self.groups, self.threads, strict=True)]
 
     def each(self, work: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """A method of `Group`, in all groups at the same time; the fleet must be at rest."""
+        """A function of a group, in all groups at the same time; the fleet must be at rest."""
         return [future.result() for future in self._submit(work, *arguments)]
-
-    def evaluate(self, task: str) -> Episodes:
-        return _all_episodes(self.each(Group.evaluate, task), self._runs())
 
     # Checkpoints -----------------------------------------------------------------------------------------------------
 
@@ -302,7 +253,6 @@ class Fleet:
         """A tree of the sizes of that moment: simulators of different tasks have states of different sizes."""
         for name, value in meta["counters"].items():
             setattr(self, name, value)
-        keep_all = Boundary(**{field.name: True for field in dataclasses.fields(Boundary)})
         for group in self.groups:
-            group.enter(self.task, keep_all if self.task_index else None)
+            group.enter(self.task, KEEP_ALL if self.task_index else None)
         return self.tree()

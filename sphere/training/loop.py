@@ -4,7 +4,6 @@ Everything random is a function of (seed, purpose, counter), so a checkpoint nee
 that was killed and resumed ends with the same numbers as one that was not.
 """
 
-import dataclasses
 import signal
 import time
 from collections.abc import Callable
@@ -14,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from sphere.algos import ppo
-from sphere.envs.source import Episodes
-from sphere.storage import checkpoint, run_directory
-from sphere.storage.fleet_directory import Records, check, check_nothing_is_lost
+from sphere.algos.source import Outcomes
+from sphere.storage import checkpoint, files
+from sphere.storage.fleet_directory import FLEET, FleetDirectory, check_nothing_is_lost, check_wandb
+from sphere.training.describe import run_records
 from sphere.training.fleet import Fleet
 from sphere.training.progress import Progress
-from sphere.training.settings import FleetConfig, run_name
+from sphere.training.settings import FleetConfig, to_json
 
 
 class NonFinite(RuntimeError):
@@ -36,23 +35,20 @@ class Interrupted(RuntimeError):
         return str(self).split(";")[0]
 
 
-def _by_run(values: np.ndarray, run: np.ndarray, runs: int) -> list[float]:
-    return [float(np.mean(values[run == r])) if np.any(run == r) else float("nan") for r in range(runs)]
-
-
 class Training:
     """Drives a fleet from start or checkpoint to the end, with records."""
 
-    def __init__(self, fleet: Fleet, records: Records, progress: Progress, should_stop: Callable[[], bool]):
+    def __init__(self, fleet: Fleet, records: FleetDirectory, progress: Progress, should_stop: Callable[[], bool]):
         self.fleet, self.records, self.progress, self.should_stop = fleet, records, progress, should_stop
-        self.runs = len(fleet.run_seeds)
+        self.runs = fleet.config.runs
+        self.score = fleet.config.source.score(fleet.config.suite)
 
     def save(self, tree: dict[str, Any]) -> None:
         meta = {"counters": self.fleet.counters(), "positions": self.records.positions()}
         checkpoint.save(self.fleet.directory, self.fleet.total_iterations, tree, meta)
 
-    def check_finite(self, task: str, metrics: ppo.Metrics) -> None:
-        bad = [run_name(*self.fleet.config.runs[r]) for r in np.flatnonzero(~np.asarray(metrics.finite, bool))]
+    def check_finite(self, task: str, finite: np.ndarray) -> None:
+        bad = [self.runs[r].name for r in np.flatnonzero(~np.asarray(finite, bool))]
         if bad:
             kept = checkpoint.checkpoints(self.fleet.directory)
             where = f"the last good checkpoint is {kept[-1]}" if kept else "there is no checkpoint yet"
@@ -61,21 +57,12 @@ class Training:
                 "Lower the learning rate or rho, and look at the last lines of metrics.jsonl"
             )
 
-    def note(self, index: int, kind: str, found: Episodes, diagnostics: list[dict[str, float]] | None = None) -> None:
-        """Evaluation episodes of a task, recorded one by one and as means."""
+    def record(self, index: int, kind: str, found: Outcomes, diagnostics: list[dict[str, float]] | None = None) -> None:
+        """Outcomes on a task, one by one and as means, with diagnostics of the same moment."""
         fleet, task = self.fleet, self.fleet.config.tasks[index]
-        self.records.episodes(fleet.steps, task, kind, fleet.run_seeds, found)
-        means = {
-            f"{kind}/{name}": _by_run(values, found.run, self.runs)
-            for name, values in (
-                ("success_once", found.success_once),
-                ("success_at_end", found.success_at_end),
-                ("return", found.returns),
-            )
-        }
-        values = [{name: column[r] for name, column in means.items()} for r in range(self.runs)]
-        for one, more in zip(values, diagnostics or [{}] * self.runs, strict=True):
-            one.update(more)
+        self.records.episodes(fleet.steps, task, index, kind, found)
+        means = [{f"{kind}/{name}": mean for name, mean in one.items()} for one in found.means(len(self.runs))]
+        values = [one | more for one, more in zip(means, diagnostics or [{}] * len(self.runs), strict=True)]
         self.records.event(fleet.steps, values, task, index)
         if kind == "evaluation":
             self.report(task, values)
@@ -84,38 +71,34 @@ class Training:
         def mean(name: str) -> float:
             return float(np.mean([one.get(name, np.nan) for one in values]))
 
-        facts = {"success": mean("evaluation/success_at_end"), "r_e(K)": mean("heldout/ntk_rank")}
+        score = self.score.removesuffix("_at_end")
+        facts = {score: mean(f"evaluation/{self.score}"), "r_e(K)": mean("heldout/ntk_rank")}
+        others = "" if score == "return" else f"return {mean('evaluation/return'):>9.2f}   "
         self.progress.facts = facts
         self.progress.say(
-            f"{task:<28} {self.fleet.steps:>12,} steps   success {facts['success']:.2f}   "
-            f"return {mean('evaluation/return'):>9.2f}   r_e(K) {facts['r_e(K)']:>7.2f}   "
-            f"{self.progress.speed:>9,.0f} steps/s"
+            f"{task:<28} {self.fleet.steps:>12,} steps   {score} {facts[score]:.2f}   {others}"
+            f"r_e(K) {facts['r_e(K)']:>7.2f}   {self.progress.speed:>9,.0f} steps/s"
         )
 
     def iterate(self) -> dict[str, Any] | None:
         """One iteration and its records; the fleet's state afterwards, if a checkpoint is due."""
         fleet, tasks = self.fleet, self.fleet.config.tasks
-        left = fleet.config.iterations_per_task * len(tasks) - fleet.total_iterations - 1
+        left = fleet.config.total_iterations - fleet.total_iterations - 1
         order, done = fleet.advance(ahead=0 if self.should_stop() else left)
         task = tasks[order.task_index]
-        values = [
-            {f"train/{name}": float(column[r]) for name, column in done.metrics._asdict().items() if name != "finite"}
-            for r in range(self.runs)
-        ]
-        for name, column in (
-            ("return", done.episodes.returns),
-            ("success_once", done.episodes.success_once),
-            ("success_at_end", done.episodes.success_at_end),
-        ):
-            for r, mean in enumerate(_by_run(column, done.episodes.run, self.runs)):
-                values[r][f"train/{name}"] = mean
+        columns = {f"train/{name}": column for name, column in done.metrics.items() if name != "finite"}
+        values = [{name: float(column[r]) for name, column in columns.items()} for r in range(len(self.runs))]
+        for one, means in zip(values, done.outcomes.means(len(self.runs)), strict=True):
+            one |= {f"train/{name}": mean for name, mean in means.items()}
         self.records.event(fleet.steps, values, task, order.task_index)
-        self.check_finite(task, done.metrics)
-        self.progress.advance(task, fleet.steps * self.runs)
-        if done.examined is not None:
-            self.note(order.task_index, "evaluation", *done.examined)
-        for index, found in enumerate(done.reviewed):
-            self.note(index, "final" if fleet.finished else "retention", found)
+        self.check_finite(task, done.metrics["finite"])
+        self.progress.advance(task, fleet.steps * len(self.runs))
+        if done.evaluated is not None:
+            self.record(order.task_index, "evaluation", *done.evaluated)
+        again = dict(zip(order.again, done.again, strict=False))
+        for index, name in enumerate(tasks):  # a task that comes twice is evaluated once and recorded for both visits
+            if name in again:
+                self.record(index, "final" if fleet.finished else "retention", again[name])
         return done.tree
 
     def run(self) -> None:
@@ -162,36 +145,24 @@ class _StopOnce:
 
 def train(config: FleetConfig, directory: Path, *, resume: bool = False, quiet: bool = False) -> None:
     """Train a fleet into `directory`, or go on with the one that is there."""
-    check(config)
+    if config.wandb:
+        check_wandb()
     directory.mkdir(parents=True, exist_ok=True)
-    lock = run_directory.lock_directory(directory)
+    lock = files.lock_directory(directory)
     fleet = records = progress = None
     started = time.monotonic()
     try:
-        if not resume and ((directory / "fleet.json").exists() or checkpoint.checkpoints(directory)):
+        if not resume and ((directory / FLEET).exists() or checkpoint.checkpoints(directory)):
             raise FileExistsError(
                 f"{directory} holds a fleet already; go on with it by sphere resume, or choose another"
             )
-        check_nothing_is_lost(config, directory, resume)
-        runs = len(config.runs)
+        check_nothing_is_lost(directory, [run.name for run in config.runs], resume)
         fleet = Fleet(config, directory)  # first: settings that it refuses leave nothing behind
+        spec = fleet.groups[0].source.spec._asdict()
         if not resume:
-            run_directory.write_json(directory / "fleet.json", run_directory.plain(dataclasses.asdict(config)))
-        records = Records(config, directory, resume)
-        total = runs * len(config.tasks) * config.iterations_per_task * config.iteration_steps
-        saved = None
-        if resume and checkpoint.checkpoints(directory):
-            saved = fleet.resume()
-            checkpoint.set_aside(directory, saved.step)
-        progress = Progress(total, fleet.steps * runs, quiet=quiet)
-        if saved:
-            notes = [*saved.notes, *records.begin(saved.meta["positions"], fleet.steps, over=fleet.finished)]
-        else:
-            notes = records.begin([{} for _ in range(runs)] if resume else None, None)
-            notes += ["there is no checkpoint yet: from the start"] if resume else []
-            fleet.begin_task()
-        if fleet.finished:
-            notes.append("finished already: nothing is left to train")
+            files.write_json(directory / FLEET, {"format": files.FORMAT, "spec": spec, "settings": to_json(config)})
+        records = FleetDirectory(directory, run_records(config, spec), config.wandb, resume)
+        progress, notes = _begin(fleet, records, resume, quiet)
         for note in notes:
             progress.say(note)
         with _StopOnce(progress) as stop:
@@ -210,3 +181,23 @@ def train(config: FleetConfig, directory: Path, *, resume: bool = False, quiet: 
         for thing in (progress, fleet, records, lock):
             if thing is not None:
                 thing.close()
+
+
+def _begin(fleet: Fleet, records: FleetDirectory, resume: bool, quiet: bool) -> tuple[Progress, list[str]]:
+    """Put fleet and records where training starts; what is worth telling about that."""
+    config, directory = fleet.config, fleet.directory
+    runs = len(config.runs)
+    saved = None
+    if resume and checkpoint.checkpoints(directory):
+        saved = fleet.resume()
+        checkpoint.set_aside(directory, saved.step)
+    progress = Progress(runs * config.total_iterations * config.iteration_steps, fleet.steps * runs, quiet=quiet)
+    if saved:
+        notes = [*saved.notes, *records.begin(saved.meta["positions"], fleet.steps, over=fleet.finished)]
+    else:
+        notes = records.begin([{} for _ in range(runs)] if resume else None, None)
+        notes += ["there is no checkpoint yet: from the start"] if resume else []
+        fleet.begin_task()
+    if fleet.finished:
+        notes.append("finished already: nothing is left to train")
+    return progress, notes

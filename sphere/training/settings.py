@@ -2,18 +2,25 @@
 
 import dataclasses
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import product
 from numbers import Real
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from sphere.algos.ppo import PPOConfig
-from sphere.errors import in_range
+from tyro.conf import Suppress
+
+from sphere import registry
+from sphere.algos.learner import Learner
+from sphere.algos.source import Wanted
+from sphere.errors import in_range, unknown
+from sphere.storage.files import plain
 
 
 @dataclass(frozen=True)
 class Boundary:
-    """What a run keeps when its task changes under the continual protocol; what it does not keep starts anew."""
+    """What a run keeps when its task changes under the continual protocol; the rest starts fresh."""
 
     parameters: bool = True
     optimiser: bool = True
@@ -22,15 +29,18 @@ class Boundary:
     """The KL-adaptive rate; the linear schedule always restarts with a task."""
     statistics: bool = True
     """Running mean and variance of the observations."""
-    mitigation: bool = True
-    """What methods know (ages and utilities of units, ...), unless parameters start anew; C-CHAIN forgets the task before in
-    any case."""
+    methods: bool = True
+    """What methods know (ages and utilities of units, ...), unless parameters start fresh; C-CHAIN forgets the task before
+    in any case."""
+
+
+NOTHING = Boundary(parameters=False, optimiser=False, learning_rate=False, statistics=False, methods=False)
 
 
 @dataclass(frozen=True)
 class Evaluation:
     every: int = 100_000
-    """Environment steps between evaluations; there is always one at the end of a task."""
+    """Steps between evaluations; there is always one at the end of a task."""
     episodes: int = 10
     """Deterministic episodes per evaluation, on environments of their own."""
     retention: bool = False
@@ -42,105 +52,134 @@ class Evaluation:
         in_range(self, {"every": (1, None), "episodes": (1, None), "heldout": (0, None)}, "evaluation.")
 
 
-@dataclass(frozen=True)
-class Simulator:
-    """Settings of a suite; None: the suite's own default. A suite that does not have one refuses it."""
+class Run(NamedTuple):
+    """One run of a fleet."""
 
-    goals: Literal["random", "frozen"] | None = None
-    """MetaWorld: a new seeded goal every episode, or one for ever."""
-    horizon: int | None = None
-    """Steps of an episode: MetaWorld 500 unless said otherwise (200 in Continual World), HumanoidBench 1000."""
-    one_hot: bool | None = None
-    """MetaWorld: append the task's number as ten entries to the observation."""
+    seed: int
+    numbers: dict[str, float]
+    """All numbers that a sweep may vary, rho first."""
+    varied: tuple[str, ...]
+    """Those that name the run."""
 
-    def given(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if value is not None}
+    @property
+    def name(self) -> str:
+        return "-".join([*(f"{name}{self.numbers[name]:g}" for name in self.varied), f"seed{self.seed}"])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FleetConfig:
-    """Runs that share one program: they differ in seed and rho."""
+    """Runs that share one program: they differ in seed, rho and other numbers of a run."""
 
-    tasks: tuple[str, ...] = ("probe/reach-north", "probe/reach-east", "probe/reach-south")
-    """Tasks in their order, as suite/task; all of one suite."""
+    tasks: tuple[str, ...]
+    """Tasks in their order, as suite/task; all of one suite. A task may come more than once."""
     protocol: Literal["crl", "rl"] = "crl"
     """crl: one agent through the list; rl: every task from scratch."""
     steps_per_task: int = 1_000_000
-    """Environment steps, rounded up to whole rollouts."""
+    """Steps, rounded up to whole iterations."""
     seeds: tuple[int, ...] = (0,)
     rho: tuple[float, ...] = (0.1,)
     """SPHERE's ratio; every rho is trained with every seed."""
-    ppo: PPOConfig = PPOConfig()
-    simulator: Simulator = Simulator()
-    normalise_observations: bool = False
-    """Running mean and variance of the observations, clipped at 10 (VecNormalize); rewards are never normalised."""
+    vary: Suppress[dict[str, tuple[float, ...]]] = field(default_factory=dict)
+    """Other numbers of a run by name, each with the values it takes."""
+    learner: Suppress[Any]
+    """A `sphere.algos.learner.Learner`: what learns."""
+    source: Suppress[Any]
+    """A `sphere.algos.source.SourceSettings`: where data come from."""
     boundary: Boundary = Boundary()
     evaluation: Evaluation = Evaluation()
     checkpoint_every: int = 10
     """Iterations between checkpoints; there is always one at the end of a task."""
     wandb: str | None = None
     """Also send the metrics to this project of Weights & Biases; the package must be installed."""
-    overlap: bool | None = None
-    """Let some runs collect while others learn; default: where a GPU learns and there are eight cores or more. Results do not
-    depend on it but for rounding."""
-    workers: int | None = None
-    """Simulator processes of a group of runs; default: all cores, divided among groups that overlap; below eight cores the
-    learner is one of them. Results do not depend on it."""
     sharing: int = 1
     """Fleets that are trained on this machine at the same time: each takes its part of the cores. Results do not depend on
     it."""
+    plugins: Suppress[tuple[str, ...]] = ()
+    """Modules from outside the package that it needs."""
 
     def __post_init__(self) -> None:
         if not self.tasks:
             raise ValueError("tasks is empty; name at least one, as suite/task")
         if len({task.split("/")[0] for task in self.tasks}) != 1:
             raise ValueError(f"tasks of several suites cannot follow one another: {', '.join(self.tasks)}")
-        if not isinstance(self.rho, tuple | list) or not all(isinstance(rho, Real) for rho in self.rho):
-            raise ValueError(f"rho is {self.rho!r}, wanted numbers in a tuple, as (0.0, 0.1)")
-        if not self.seeds or not self.rho:
-            raise ValueError(f"at least one seed and one rho, please: seeds {self.seeds}, rho {self.rho}")
-        if not all(math.isfinite(rho) for rho in self.rho) or not all(0 <= seed < 2**32 for seed in self.seeds):
+        if not self.seeds or not all(0 <= seed < 2**32 for seed in self.seeds):
+            raise ValueError(f"seeds are {self.seeds}; want at least one, each from 0 to below 2**32")
+        self._check_numbers()
+        if len({run.name for run in self.runs}) != len(self.runs):
             raise ValueError(
-                f"seeds are 0 or more, below 2**32, and rho is a finite number: seeds {self.seeds}, rho {self.rho}"
+                f"a seed or a number is given twice (six digits count): seeds {self.seeds}, rho {self.rho}"
+                + "".join(f", {name} {values}" for name, values in self.vary.items())
             )
-        if len({run_name(*run) for run in self.runs}) != len(self.runs):
-            raise ValueError(
-                f"each seed and each rho once, please (of rho six digits count): seeds {self.seeds}, rho {self.rho}"
-            )
-        counts = {
-            "steps_per_task": (1, None),
-            "checkpoint_every": (1, None),
-            "workers": (0, None),
-            "sharing": (1, None),
-        }
-        in_range(self, counts)
-        if self.ppo.penalty is None and any(self.rho):
-            raise ValueError(f"rho {self.rho} has no effect without a penalty; use rho 0 or choose a penalty")
+        in_range(self, {"steps_per_task": (1, None), "checkpoint_every": (1, None), "sharing": (1, None)})
+        strengths = {method.strength for method in self.learner.methods}
+        if any(self.rho) and "rho" not in strengths:
+            raise ValueError(f"rho {self.rho} has no effect without SPHERE; use rho 0, or choose the method sphere")
+
+    def _check_numbers(self) -> None:
+        for name, values in self.varying.items():
+            if not isinstance(values, tuple | list) or not all(isinstance(value, Real) for value in values):
+                raise ValueError(f"{name} is {values!r}, wanted numbers in a tuple, as (0.0, 0.1)")
+            if not values or not all(math.isfinite(value) for value in values):
+                raise ValueError(f"{name} is {values}; want at least one value, each a finite number")
+            if name != "rho" and name not in self.learner.numbers:
+                raise unknown("number of a run to vary", name, self.learner.numbers)
 
     @property
-    def runs(self) -> list[tuple[int, float]]:
-        """(seed, rho) of each run, in fleet order."""
-        return [(seed, rho) for rho in self.rho for seed in self.seeds]
+    def suite(self) -> str:
+        return self.tasks[0].split("/")[0]
+
+    @property
+    def varying(self) -> dict[str, tuple[float, ...]]:
+        """What runs differ in beside their seeds, rho first."""
+        return {"rho": self.rho, **self.vary}
+
+    @property
+    def runs(self) -> list[Run]:
+        """In fleet order: seeds vary fastest."""
+        names = tuple(self.varying)
+        return [
+            Run(seed, {"rho": 0.0} | self.learner.numbers | dict(zip(names, values, strict=True)), names)
+            for seed, values in ((int(last), rest) for *rest, last in product(*self.varying.values(), self.seeds))
+        ]
+
+    def of_run(self, run: Run) -> "FleetConfig":
+        """The settings of one run of the fleet: what its config.json holds."""
+        vary: dict[str, tuple[float, ...]] = {name: (run.numbers[name],) for name in self.vary}
+        return dataclasses.replace(self, seeds=(run.seed,), rho=(run.numbers["rho"],), vary=vary)
 
     @property
     def iteration_steps(self) -> int:
-        """Environment steps of one run per iteration."""
-        return self.ppo.num_envs * self.ppo.rollout_steps
+        """Steps of one run per iteration."""
+        return self.learner.iteration_steps
 
     @property
     def iterations_per_task(self) -> int:
         return -(-self.steps_per_task // self.iteration_steps)
 
     @property
+    def total_iterations(self) -> int:
+        return self.iterations_per_task * len(self.tasks)
+
+    @property
+    def task_steps(self) -> int:
+        """Steps of one task, in whole iterations."""
+        return self.iterations_per_task * self.iteration_steps
+
+    @property
     def kept(self) -> Boundary:
         """What a run takes along into its next task: under RL nothing."""
-        nothing = Boundary(**{field.name: False for field in dataclasses.fields(Boundary)})
-        return self.boundary if self.protocol == "crl" else nothing
+        return self.boundary if self.protocol == "crl" else NOTHING
 
-    def reviewed(self, task_index: int) -> tuple[str, ...]:
+    @property
+    def wanted(self) -> Wanted:
+        """What the source has to give."""
+        evaluation = self.evaluation
+        return Wanted(self.tasks, self.learner.rollout, evaluation.episodes, evaluation.heldout, self.sharing)
+
+    def evaluated_again(self, task_index: int) -> tuple[str, ...]:
         """Tasks that are evaluated once more when that one ends: all at the very end, with `retention` always."""
         due = task_index == len(self.tasks) - 1 or self.evaluation.retention
-        return self.tasks if due and self.protocol == "crl" else ()
+        return tuple(dict.fromkeys(self.tasks)) if due and self.protocol == "crl" else ()
 
     def evaluations(self) -> set[int]:
         """Iterations of a task (counted from 1) after which there is an evaluation."""
@@ -152,30 +191,39 @@ class FleetConfig:
         return {i for i in due if i <= last} | {last}
 
 
-HOW = ("workers", "overlap", "sharing", "wandb", "checkpoint_every")
-"""Settings of how a fleet is trained and watched, not of what comes out."""
+def to_json(config: FleetConfig) -> dict[str, Any]:
+    """The settings as records and fleet.json hold them."""
+    found = {one.name: plain(getattr(config, one.name)) for one in dataclasses.fields(config)}
+    methods = {method.name: plain(method) for method in config.learner.methods}
+    found["learner"] = {"kind": config.learner.name} | found["learner"] | {"methods": methods}
+    found["source"] = {"kind": config.source.kind} | found["source"]
+    return found
 
 
-def run_name(seed: int, rho: float) -> str:
-    return f"rho{rho:g}-seed{seed}"
+def from_json(data: Mapping[str, Any]) -> FleetConfig:
+    """Settings from their JSON form; modules from outside that they need are imported. A name that is not known is refused:
+    it was written by another version."""
+    registry.load_plugins(data.get("plugins", ()))
+    learner, source = dict(data["learner"]), dict(data["source"])
+    methods = tuple(_rebuild(registry.method(name), own) for name, own in learner.pop("methods", {}).items())
+    kind: type[Learner] = registry.learner(learner.pop("kind"))
+    made = _rebuild(kind, learner | {"methods": methods})
+    opened = _rebuild(registry.source(source.pop("kind")), source)
+    return _rebuild(FleetConfig, {**data, "learner": made, "source": opened})
 
 
-def with_run(config: FleetConfig, seed: int, rho: float) -> FleetConfig:
-    """The settings of one run of the fleet: what its config.json holds."""
-    return dataclasses.replace(config, seeds=(seed,), rho=(rho,))
-
-
-def rebuild(kind: Any, data: Any) -> Any:
-    """Settings from their JSON form. What is not known is refused by name: it was written by another version."""
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind) and isinstance(data, dict):
+def _rebuild(kind: Any, data: Any) -> Any:
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind) and isinstance(data, Mapping):
         hints = get_type_hints(kind)
-        strange = sorted(set(data) - set(hints))
-        if strange:
+        known = {one.name for one in dataclasses.fields(kind)}
+        if strange := sorted(set(data) - known):
             raise ValueError(f"{kind.__name__} has no setting {', '.join(strange)}; was it saved by another version?")
-        return kind(**{name: rebuild(hints[name], value) for name, value in data.items()})
+        return kind(**{name: _rebuild(hints[name], value) for name, value in data.items()})
     options = [option for option in get_args(kind) if option is not type(None)]
     if data is not None and get_origin(kind) in (Union, UnionType) and len(options) == 1:
-        return rebuild(options[0], data)
+        return _rebuild(options[0], data)
     if get_origin(kind) is tuple and isinstance(data, list):
-        return tuple(rebuild(get_args(kind)[0], value) for value in data)
+        return tuple(_rebuild(get_args(kind)[0], value) for value in data)
+    if get_origin(kind) is dict and isinstance(data, Mapping):
+        return {name: _rebuild(get_args(kind)[1], value) for name, value in data.items()}
     return float(data) if kind is float and data is not None else data

@@ -1,0 +1,129 @@
+"""What a learner is: frozen settings, and the functions that turn data into a better state.
+
+A learner is written for one run. `sphere.algos.fleet` makes a fleet of it: all runs side by side on a GPU, one after the
+other on a CPU, compiled once. So a learner's functions are pure: arrays in, arrays out, random numbers from the run's seed
+alone. The training loop, records and reports know a learner only by what stands here.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+
+from jaxtyping import Array, Float, Integer
+
+from sphere.methods.method import Method
+from sphere.nets import NetConfig
+
+Numbers = Mapping[str, Float[Array, "*fleet"]]
+"""The numbers of a run that do not change the program, by name (rho, learning rates, gate temperature)."""
+Data = Mapping[str, Any]
+"""Arrays by name: what a source gives for one iteration. Environments give obs, action, reward, next_obs, terminated and
+done, each [time, env, ...]."""
+
+
+class DataSpec(NamedTuple):
+    """Shapes of what a source gives."""
+
+    observation: tuple[int, ...]
+    action: int
+    """Numbers of an action, or classes of a label."""
+    low: tuple[float, ...] = ()
+    """The lowest action; empty where data have no actions."""
+    high: tuple[float, ...] = ()
+
+
+class Clock(NamedTuple):
+    iteration: Integer[Any, ""]
+    """The run's updates before this one."""
+    progress: Float[Any, ""]
+    """Of the task, from 0 to 1, when this iteration is done."""
+
+
+@runtime_checkable
+class Keep(Protocol):
+    """What a run keeps when its task changes."""
+
+    @property
+    def parameters(self) -> bool: ...
+    @property
+    def optimiser(self) -> bool: ...
+    @property
+    def learning_rate(self) -> bool: ...
+    @property
+    def methods(self) -> bool: ...
+
+
+class Learner:
+    """The base of all learners. Subclasses are frozen dataclasses; the docstring under a field is its help text."""
+
+    name: ClassVar[str]
+    """On the command line and in records."""
+    title: ClassVar[str]
+    """In tables, where its network is a plain dense one."""
+
+    methods: tuple[Method, ...]
+    """All that keeps its networks plastic."""
+    deterministic: bool
+    """On a GPU, choose kernels by rule and not by timing them, so that every process computes the same bits."""
+
+    @property
+    def rollout(self) -> tuple[int, int]:
+        """Environments of a run, and steps of each, that one iteration takes."""
+        raise NotImplementedError
+
+    @property
+    def iteration_steps(self) -> int:
+        envs, steps = self.rollout
+        return envs * steps
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The numbers that may differ between runs of one program, with their values by these settings."""
+        return {}
+
+    @property
+    def nets(self) -> dict[str, NetConfig]:
+        """Settings of its networks, by role."""
+        raise NotImplementedError
+
+    @property
+    def actor(self) -> NetConfig:
+        """Settings of the network that records and tables name: the policy's, or the classifier's."""
+        return next(iter(self.nets.values()))
+
+    def init(self, spec: DataSpec, seed: Integer[Array, ""], numbers: Numbers) -> Any:
+        """A fresh state. It depends on the seed and the run's numbers alone, not on the fleet."""
+        raise NotImplementedError
+
+    def policy(self, state: Any) -> Any:
+        """What acts: a network with `act` and `spread`; None where the source needs none.
+
+        Unless a method changes how networks act, this only selects: it is then called for a whole fleet at once.
+        """
+        raise NotImplementedError
+
+    def annotate(self, policy: Any, data: Data) -> dict[str, Array]:
+        """Columns to be added to the data by the policy that gave them, such as log-probabilities of its actions."""
+        return {}
+
+    def update(
+        self, state: Any, numbers: Numbers, data: Data, seed: Integer[Array, ""], clock: Clock
+    ) -> tuple[Any, dict[str, Array]]:
+        """One iteration's learning, and its metrics by name; `finite` says whether all numbers still are."""
+        raise NotImplementedError
+
+    def cross(self, old: Any, fresh: Any, keep: Keep, seed: Integer[Array, ""]) -> Any:
+        """The state with which the next task begins, of the one before and a fresh one."""
+        raise NotImplementedError
+
+    def networks(self, state: Any) -> dict[str, Any]:
+        """All that it trains, by role."""
+        return state.nets
+
+    def trial(self, spec: DataSpec, runs: int) -> tuple["Learner", dict[str, Any], float]:
+        """For an estimate of its speed: the same learner with less to do, made-up data for so many runs, each array
+        [run, time, env, ...], and how many times longer a whole iteration takes."""
+        raise NotImplementedError
+
+    def probes(self, state: Any) -> dict[str, Any]:
+        """The networks that are diagnosed, by role, as they act; the first is the one that tables speak of."""
+        return {"actor": self.policy(state)}

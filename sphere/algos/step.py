@@ -1,0 +1,148 @@
+"""One gradient step of networks with all that methods add to it, for any learner.
+
+`gradient` gives the gradient of one network's loss with the terms of all methods; `after_step` lets methods change parameters,
+moments and their own state when all networks have moved.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Integer, PRNGKeyArray
+
+from sphere.algos.learner import Numbers
+from sphere.algos.state import Methods, TrainState, effective
+from sphere.coefficient import Penalised
+from sphere.methods.method import Look, Step, Term, Weights, overrides
+from sphere.nets import Trace
+
+Loss = Callable[[Any], tuple[Float[Array, ""], Any, Trace]]
+"""Of a network: its loss, what else is known of it, and the trace of its forward pass."""
+
+
+def _as_it_is(net: Any) -> Any:
+    return net
+
+
+class Surroundings(NamedTuple):
+    """What surrounds a minibatch in an update. By default nothing does: parameters are carried as the networks they are."""
+
+    unpack: Mapping[str, Callable[[Any], Any]] | None = None
+    """Makes the networks of what the state holds for them, by role."""
+    pack: Mapping[str, Callable[[Any], Any]] | None = None
+    other_inputs: Float[Array, "n ..."] | None = None
+    """Inputs of a second minibatch, for methods that ask for one."""
+    steps: Integer[Array, ""] | int = 0
+    """Steps of the run before this one."""
+    key: PRNGKeyArray | None = None
+    """Of this step's methods; none is needed where no method draws random numbers."""
+
+    def unpacked(self, role: str) -> Callable[[Any], Any]:
+        return _as_it_is if self.unpack is None else self.unpack[role]
+
+    def packed(self, role: str) -> Callable[[Any], Any]:
+        return _as_it_is if self.pack is None else self.pack[role]
+
+
+class Side(NamedTuple):
+    """What is known of one network's loss beside its value."""
+
+    facts: Any
+    terms: dict[str, Term]
+    """Of methods, by name."""
+    trace: Trace
+
+
+def gradient(
+    methods: Methods,
+    state: TrainState,
+    numbers: Numbers,
+    role: str,
+    loss: Loss,
+    inputs: Float[Array, "n ..."],
+    around: Surroundings,
+) -> tuple[Penalised, Any]:
+    """Of the loss of one network with all that methods add to it; `aux` of the first is a `Side`."""
+    own, unpack = state.methods, around.unpacked(role)
+
+    def build(params: Any) -> Any:
+        return effective(methods, own, role, unpack(params))
+
+    def function(params: Any) -> tuple[Array, Look, Side]:
+        raw = unpack(params)
+        net = effective(methods, own, role, raw)
+        value, facts, trace = loss(net)
+        look = Look(role, net, raw, inputs, trace, around.other_inputs, build)
+        found = {method.name: method.term(own.get(method.name), look) for method in methods}
+        terms = {name: term for name, term in found.items() if term is not None}
+        for term in terms.values():
+            value = value + term.weight * term.value
+        return value, look, Side(facts, terms, trace)
+
+    for method in methods:
+        balanced = method.gradient(role, function)
+        if balanced is not None:
+            values, grad = balanced(state.nets[role], numbers[method.strength or "rho"])
+            break
+    else:
+        plain = jax.value_and_grad(lambda params: function(params)[::2], has_aux=True)
+        (value, side), grad = plain(state.nets[role])
+        values = Penalised(value, jnp.zeros_like(value), jnp.zeros_like(value), side)
+    # Clip and Adam are then compiled alike with and without the penalty, and rho = 0 gives the same bits.
+    return values, jax.lax.optimization_barrier(grad)
+
+
+def added(values: Mapping[str, Penalised]) -> tuple[Array, Array]:
+    """Penalties of all methods and networks before they are weighted, and their weights; of several, the sums."""
+    sides: list[Side] = [one.aux for one in values.values()]
+    terms = [term for side in sides for term in side.terms.values()]
+    weights = {name: term.weight for side in sides for name, term in side.terms.items()}
+    first, *others = values.values()
+    penalty = sum((one.penalty for one in others), start=first.penalty)
+    coefficient = sum((one.coefficient for one in others), start=first.coefficient)
+    return sum((term.value for term in terms), start=penalty), sum(weights.values(), start=coefficient)
+
+
+State = TypeVar("State", bound=TrainState)
+
+
+def after_step(
+    methods: Methods,
+    before: TrainState,
+    state: State,
+    values: Mapping[str, Penalised],
+    losses: Mapping[str, Array],
+    rate_fraction: Float[Array, ""],
+    around: Surroundings,
+) -> tuple[State, Float[Array, ""]]:
+    """The state after all methods have done what they do after a step, and how many units were reset.
+
+    `losses`: of each network, of the task alone.
+    """
+    replaced = jnp.zeros_like(rate_fraction)
+    if not any(overrides(method, "after") for method in methods):
+        return state, replaced
+    key = jax.random.key(0) if around.key is None else around.key
+    own = dict(state.methods)
+    weights = {role: Weights(net, state.moments[role].mu, state.moments[role].nu) for role, net in state.nets.items()}
+    for i, method in enumerate(methods):
+        step = Step(
+            before=dict(before.nets),
+            trace={role: one.aux.trace for role, one in values.items()},
+            loss=dict(losses),
+            terms={role: one.aux.terms for role, one in values.items()},
+            rate_fraction=rate_fraction,
+            steps=jnp.asarray(around.steps, jnp.int32),
+            key=jax.random.fold_in(key, i),
+            unpack={role: around.unpacked(role) for role in state.nets},
+            pack={role: around.packed(role) for role in state.nets},
+        )
+        after = method.after(own.get(method.name), weights, step)
+        weights, replaced = after.weights, replaced + after.replaced
+        if method.name in own:
+            own[method.name] = after.own
+    moments = {role: adam._replace(mu=weights[role].mu, nu=weights[role].nu) for role, adam in state.moments.items()}
+    nets = {role: one.params for role, one in weights.items()}
+    return dataclasses.replace(state, nets=nets, moments=moments, methods=own), replaced

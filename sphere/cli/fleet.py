@@ -1,0 +1,163 @@
+"""`sphere resume`, `eval` and `show`: going on with a fleet and looking at it, from its directory."""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from sphere.errors import UserError, unknown
+from sphere.training.settings import FleetConfig
+
+
+def settings_of(directory: Path) -> FleetConfig:
+    """Of the fleet in a directory."""
+    from sphere.storage.fleet_directory import FLEET, read_fleet
+    from sphere.training.settings import from_json
+
+    path = directory / FLEET
+    if not path.exists():
+        if (directory / "config.json").exists():
+            raise UserError(f"{directory} is one run of a fleet; name the directory above it")
+        if (directory / "lock").exists():
+            raise UserError(
+                f"{directory} holds no fleet yet: training there is starting, or was left before anything was written; "
+                "then train into it again"
+            )
+        if any(directory.glob("*/config.json")):
+            raise UserError(
+                f"{directory} holds records without a {FLEET}, so nothing to go on with; see: sphere report"
+            )
+        raise UserError(f"{directory} holds no fleet (no {FLEET}); name the directory that sphere train wrote")
+    try:
+        return from_json(read_fleet(directory)["settings"])
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from None
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Go on from the newest good checkpoint; the numbers are those of a run that was never stopped."""
+
+    directory: tyro.conf.Positional[Path]
+    workers: int | None = None
+    """Simulator processes of a group of runs, if others than before; results do not depend on it."""
+    sharing: int | None = None
+    """Fleets that are trained on this machine at the same time, if others than before; results do not depend on it."""
+    quiet: bool = False
+
+
+def resume(arguments: list[str]) -> None:
+    from sphere.training.loop import train as run
+
+    options = tyro.cli(Resume, prog="sphere resume", args=arguments)
+    config = settings_of(options.directory)
+    if options.workers is not None:
+        config = dataclasses.replace(config, source=dataclasses.replace(config.source, workers=options.workers))
+    if options.sharing is not None:
+        config = dataclasses.replace(config, sharing=options.sharing)
+    run(config, options.directory, resume=True, quiet=options.quiet)
+
+
+@dataclass(frozen=True)
+class Eval:
+    """Deterministic episodes of every run's current policy on the tasks of its list."""
+
+    directory: tyro.conf.Positional[Path]
+    episodes: int = 10
+    tasks: tuple[str, ...] = ()
+    """Default: all tasks of the fleet; under rl, where every task has a policy of its own, the one that it is at."""
+
+
+def evaluate(arguments: list[str]) -> None:
+    options = tyro.cli(Eval, prog="sphere eval", args=arguments)
+    print(evaluate_table(options.directory, options.episodes, options.tasks))
+
+
+@dataclass(frozen=True)
+class Show:
+    """Settings that differ from the defaults, and the latest numbers of every run."""
+
+    directory: tyro.conf.Positional[Path]
+
+
+def show(arguments: list[str]) -> None:
+    options = tyro.cli(Show, prog="sphere show", args=arguments)
+    print(show_text(settings_of(options.directory), options.directory))
+
+
+def _differences(settings: Any, prefix: str = "") -> dict[str, Any]:
+    """Settings that are not the defaults of their class."""
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        usual = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            named = {"learner": f"{getattr(value, 'name', '')}.", "source": ""}  # as on the command line
+            found |= _differences(value, prefix + named.get(field.name, f"{field.name}."))
+        elif field.name == "methods" and isinstance(value, tuple):
+            for method in value:
+                found |= {"method": "+".join(one.name for one in value)} | _differences(method, f"{method.name}.")
+        elif value != usual:
+            found[prefix + field.name] = value
+    return found
+
+
+def show_text(config: FleetConfig, directory: Path) -> str:
+    from sphere.storage import run_directory
+    from sphere.training.progress import plural
+
+    score = config.source.score(config.suite)
+    counts = plural(len(config.runs), "run"), config.protocol, plural(len(config.tasks), "task")
+    lines = [f"{directory}: {', '.join(counts)}", ""]
+    for name, value in _differences(config).items():
+        shown = " ".join(map(str, value)) if isinstance(value, tuple) else value
+        lines.append(f"  {name:<28} {shown}")
+    wide = max(18, *(len(run.name) for run in config.runs))
+    title = score.removesuffix("_at_end")
+    lines += ["", f"{'run':<{wide}} {'step':>12}  {'task':<24} {title:>8} {'return':>10} {'r_e(K)':>8}"]
+    for run in config.runs:
+        try:
+            events = run_directory.read_events(directory / run.name)
+        except (OSError, ValueError) as error:
+            lines.append(f"{run.name:<{wide}} unreadable: {error}")
+            continue
+        last = next((event for event in reversed(events) if f"evaluation/{score}" in event), None)
+        if last is None:
+            lines.append(f"{run.name:<{wide}} {events[-1]['step'] if events else 0:>12,}  not evaluated yet")
+            continue
+        numbers = [last.get(name, float("nan")) for name in ("evaluation/return", "heldout/ntk_rank")]
+        lines.append(
+            f"{run.name:<{wide}} {last['step']:>12,}  {last['task']:<24} {last[f'evaluation/{score}']:>8.2f} "
+            f"{numbers[0]:>10.2f} {numbers[1]:>8.2f}"
+        )
+    return "\n".join(lines)
+
+
+def evaluate_table(directory: Path, episodes: int, tasks: tuple[str, ...]) -> str:
+    from sphere import envs
+    from sphere.saved import SavedFleet
+    from sphere.training.progress import plural
+
+    config = settings_of(directory)
+    if episodes < 1:
+        raise UserError(f"--episodes {episodes}; want at least 1")
+    wanted = [task if "/" in task else f"{config.suite}/{task}" for task in tasks]
+    known = [f"{config.suite}/{task}" for task in envs.tasks(config.suite)]
+    if strange := [task for task in wanted if task not in known]:
+        raise unknown("task", strange[0], known)
+    fleet = SavedFleet.open(directory)
+    score = config.source.score(config.suite)
+    once = "success_once" if score == "success_at_end" else None
+    shown = "success at end (any step)" if once else score
+    lines = [f"{plural(episodes, 'deterministic episode')}, after {fleet.steps:,} steps; {shown}", ""]
+    if config.protocol == "rl":
+        lines.insert(1, f"every task from scratch: these are the policies of {fleet.task}, those of others are gone")
+    wanted = wanted or (list(dict.fromkeys(config.tasks)) if config.protocol == "crl" else [fleet.task])
+    lines.append(f"{'task':<28}" + "".join(f"{run.name:>18}" for run in config.runs))
+    for task in wanted:
+        means = fleet.evaluate(task, episodes).means(len(config.runs))
+        cells = [f"{one[score]:.2f}" + (f" ({one[once]:.2f})" if once else "") for one in means]
+        lines.append(f"{task:<28}" + "".join(f"{cell:>18}" for cell in cells))
+    return "\n".join(lines)

@@ -1,0 +1,48 @@
+"""Running mean and variance of observations, as VecNormalize keeps them."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sphere.envs.policy import normalised
+
+
+@dataclass
+class Statistics:
+    """Of each run's observations: float64, merged batch by batch."""
+
+    mean: np.ndarray  # [run, obs]
+    var: np.ndarray
+    count: np.ndarray  # [run]
+
+    @staticmethod
+    def fresh(runs: int, obs_size: int) -> "Statistics":
+        return Statistics(np.zeros((runs, obs_size)), np.ones((runs, obs_size)), np.full(runs, 1e-4))
+
+    def update(self, obs: np.ndarray) -> None:
+        """Merge a batch [run, env, obs] (Chan et al.: the parallel algorithm for moments)."""
+        batch = obs.astype(np.float64)
+        mean, var, count = batch.mean(axis=1), batch.var(axis=1), batch.shape[1]
+        total = (self.count + count)[:, None]
+        delta = mean - self.mean
+        weight = self.count[:, None]
+        squares = self.var * weight + var * count + delta**2 * weight * count / total
+        self.mean, self.var, self.count = self.mean + delta * count / total, squares / total, self.count + count
+
+    def normalise(self, obs: np.ndarray) -> np.ndarray:
+        return normalised(obs, self.mean[:, None], self.var[:, None])
+
+    def state(self) -> dict[str, np.ndarray]:
+        return {"mean": self.mean, "var": self.var, "count": self.count}
+
+
+def seen(obs: np.ndarray, statistics: Statistics | None) -> np.ndarray:
+    """Observations [run, n, obs] as networks read them."""
+    return obs.astype(np.float32) if statistics is None else statistics.normalise(obs)
+
+
+def standardised(states: np.ndarray) -> np.ndarray:
+    """Every column with mean 0 and deviation 1; 0 where it never changes."""
+    wide = states.astype(np.float64)
+    apart, spread = wide - wide.mean(axis=0), wide.std(axis=0)
+    return np.divide(apart, spread, out=np.zeros_like(wide), where=spread > 0).astype(np.float32)

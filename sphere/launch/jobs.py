@@ -1,0 +1,52 @@
+"""A job: one fleet and its directory."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from sphere.storage import checkpoint
+from sphere.training.settings import FleetConfig
+
+
+@dataclass(frozen=True)
+class Job:
+    """One fleet to train or to resume in its directory."""
+
+    config: FleetConfig
+    directory: Path
+
+    @property
+    def total_iterations(self) -> int:
+        return len(self.config.tasks) * self.config.iterations_per_task
+
+    @property
+    def steps(self) -> int:
+        """Environment steps of all runs."""
+        return len(self.config.runs) * self.total_iterations * self.config.iteration_steps
+
+    @property
+    def done_iterations(self) -> int:
+        """Up to the newest checkpoint."""
+        kept = checkpoint.checkpoints(self.directory)
+        return int(kept[-1].stem.rsplit("-", 1)[1]) if kept else 0
+
+    @property
+    def finished(self) -> bool:
+        """The last checkpoint is written after the last record."""
+        return self.done_iterations >= self.total_iterations
+
+    @property
+    def state(self) -> str:
+        if self.finished:
+            return "finished"
+        if not (self.directory / "fleet.json").is_file():
+            return "to do"
+        return f"unfinished ({self.done_iterations / self.total_iterations:.0%})"
+
+
+def work(job: Job, quiet: bool = False) -> None:
+    """Train a fleet, or resume it, until it is finished: what every launcher does, on whatever machine."""
+    from sphere.training.loop import train
+
+    if job.finished:
+        return
+    train(job.config, job.directory, resume=(job.directory / "fleet.json").is_file(), quiet=quiet)

@@ -1,0 +1,97 @@
+"""Files as everything here writes them: whole or not at all, by one process at a time, as strict JSON.
+
+JSON has no NaN and no infinity. They are written as the strings "nan", "inf" and "-inf", not as null: a loss that
+overflowed and one that was 0/0 are different faults. The readers turn them back into floats.
+"""
+
+import dataclasses
+import fcntl
+import json
+import math
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+FORMAT = 2
+"""Of config.json and fleet.json. Format 1 was flat and named PPO's settings only; `migrate.py` translates it."""
+
+NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+def lock_directory(directory: Path) -> IO[str]:
+    """Be the only writer of `directory` until the returned file is closed or this process dies, in any way.
+
+    The lock file stays: removing it would let two processes hold locks on two files of one name.
+    """
+    file = (directory / "lock").open("a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        holder = file.read().strip() or "pid unknown, it is just starting"
+        file.close()
+        raise RuntimeError(
+            f"another process writes to {directory} ({holder}); wait for it, stop it, or use another --out"
+        ) from None
+    file.truncate(0)
+    file.write(f"pid {os.getpid()} on {socket.gethostname()}\n")
+    file.flush()
+    return file
+
+
+@contextmanager
+def atomic_write(path: Path) -> Iterator[IO[bytes]]:
+    """A file that appears under its name complete and on disk, or not at all. A kill may leave a .partial."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        with partial.open("w+b") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make the names in `directory` durable; fsync of the files does not."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """`value` as indented JSON, atomically."""
+    with atomic_write(path) as file:
+        file.write(json.dumps(plain(value), indent=2, allow_nan=False).encode() + b"\n")
+
+
+def plain(value: Any) -> Any:
+    """`value` as what strict JSON can hold: dataclasses become objects, arrays of one element numbers."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else str(float(value))
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, Path):
+        return str(value)
+    if dataclasses.is_dataclass(value):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if getattr(value, "size", None) == 1:  # numpy and jax scalars
+        scalar = np.asarray(value).reshape(())[()]
+        if isinstance(scalar, np.float32 | np.float16):
+            return plain(float(str(scalar)))  # 0.1, not 0.10000000149011612: the shortest with the same bits
+        return plain(float(scalar) if isinstance(scalar, np.floating) else scalar.item())
+    raise TypeError(f"cannot write {value!r:.80} ({type(value).__name__}) as JSON; give numbers, strings, lists")

@@ -1,0 +1,396 @@
+"""Methods that act on loss or network, against plain statements: PW, SR, SN, load balance, C-CHAIN, LayerNorm."""
+
+import dataclasses
+from functools import partial
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import networks
+import numpy as np
+import pytest
+import test_ppo
+from sphere.algos.losses import AS_IT_IS, Scene
+from test_ppo import ACT, OBS, experience, filled, hyper, on_device, random_batches, small, with_methods
+
+from sphere.algos import ppo
+from sphere.algos.optimiser import clipped_adam
+from sphere.algos.ppo import Rollout
+from sphere.methods import CChain, LayerNorm, LoadBalance, Parseval, SpectralNorm, SpectralReg, Sphere
+from sphere.methods.load_balance import imbalance
+from sphere.methods.method import Look, Step, Weights
+from sphere.nets import GaussianActor, Linear, Value
+from sphere.nets.trace import Routing
+
+
+def heads(kind="top-k", **settings):
+    return {
+        "actor": GaussianActor(networks.network(kind, **settings), networks.ACT),
+        "critic": Value(networks.network("mlp", seed=1)),
+    }
+
+
+def look_at(net, role="actor"):
+    return Look(role, net, net, networks.states(4), None, None, lambda net: net)
+
+
+def double(tree):
+    return jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf), jnp.float64), tree)
+
+
+def np_layers(net):
+    """Every linear layer as (part, name, kernel [in, out], bias) in double precision, expert by expert."""
+    trunk, found = net.trunk, []
+
+    def mlp(part, module, expert=None):
+        layers = [(f"hidden{i}", layer) for i, layer in enumerate(module.hidden)] + [("head", module.head)]
+        for name, layer in layers:
+            kernel, bias = (
+                np.asarray(a, float) if expert is None else np.asarray(a, float)[expert]
+                for a in (layer.kernel, layer.bias)
+            )
+            found.append((part, name, kernel, bias))
+
+    if not hasattr(trunk, "experts"):
+        mlp("expert", trunk)
+        return found
+    for e in range(trunk.num_experts):
+        mlp("expert", trunk.experts, e)
+    if hasattr(trunk.router, "gate"):
+        mlp("gate", trunk.router.gate)
+    else:
+        for name in ("tokenise", "slots"):
+            layer = getattr(trunk.router, name)
+            found.append(
+                (
+                    "gate",
+                    name,
+                    np.asarray(layer.kernel, float),
+                    None if layer.bias is None else np.asarray(layer.bias, float),
+                )
+            )
+    return found
+
+
+def assert_gradient_by_finite_differences(value, net, seed=0, number=12):
+    """d value / d net against central differences along random directions of single leaves."""
+    rng = np.random.default_rng(seed)
+    leaves, structure = jax.tree.flatten(net)
+    grads = jax.tree.leaves(jax.jit(jax.grad(value))(net))
+    compiled = jax.jit(value)
+    for index in rng.permutation(len(leaves))[:number]:
+        direction = rng.normal(size=leaves[index].shape)
+        ends = []
+        for h in (1e-5, -1e-5):
+            moved = list(leaves)
+            moved[index] = leaves[index] + h * direction
+            ends.append(float(compiled(jax.tree.unflatten(structure, moved))))
+        np.testing.assert_allclose(
+            np.sum(np.asarray(grads[index]) * direction), (ends[0] - ends[1]) / 2e-5, rtol=1e-5, atol=1e-7
+        )
+
+
+# PW ---------------------------------------------------------------------------------------------------------------------
+
+
+def plain_parseval(net, scale):
+    total = 0.0
+    for _, name, kernel, _ in np_layers(net):
+        if name.startswith("hidden"):
+            w = kernel.T  # out x in
+            gram = w @ w.T if w.shape[0] <= w.shape[1] else w.T @ w
+            total += (64 / 16) ** 2 * np.sum((gram - scale * np.eye(len(gram))) ** 2)
+    return total
+
+
+@pytest.mark.parametrize("kind", ["mlp", "top-k"])
+def test_parseval_is_its_formula_and_has_its_gradient(kind, x64):
+    nets = double(heads(kind))
+    method = Parseval()
+    for role, net in nets.items():
+        found = method.term(None, look_at(net, role))
+        assert found.weight == 1e-3
+        np.testing.assert_allclose(found.value, plain_parseval(net, 2.0), rtol=1e-10)
+    assert Parseval(placement="actor").term(None, look_at(nets["critic"], "critic")) is None
+    assert_gradient_by_finite_differences(lambda net: method.term(None, look_at(net)).value, nets["actor"])
+
+
+def test_parseval_is_zero_where_rows_are_orthogonal_with_the_right_scale():
+    net = heads("mlp", width=4, depth=1)["actor"]
+    kernel = np.sqrt(2) * np.linalg.qr(np.random.default_rng(0).normal(size=(7, 4)))[0]
+    net = eqx.tree_at(lambda n: n.trunk.hidden[0].kernel, net, jnp.asarray(kernel, jnp.float32))
+    assert float(Parseval().term(None, look_at(net)).value) < 1e-8
+
+
+# SR and SN ----------------------------------------------------------------------------------------------------------------
+
+
+def settled(method, nets, steps=300):
+    """The method's state after so many steps in which the parameters did not move."""
+    weights = {role: Weights(net, net, net) for role, net in nets.items()}
+    zero = jnp.zeros(())
+    step = Step(nets, {}, {}, {}, zero, zero, jax.random.key(0), AS_IT_IS, AS_IT_IS)
+    own = method.init(nets, jax.random.key(1))
+    return jax.jit(lambda own: jax.lax.fori_loop(0, steps, lambda _, own: method.after(own, weights, step).own, own))(
+        own
+    )
+
+
+@pytest.mark.parametrize("kind", ["mlp", "top-k", "soft"])
+def test_spectral_regularisation_is_its_formula_with_true_singular_values(kind, x64):
+    nets = double(heads(kind))
+    method = SpectralReg()
+    own = settled(method, nets)
+    for role, net in nets.items():
+        want = 0.0
+        for _, _, kernel, bias in np_layers(net):
+            want += (np.linalg.svd(kernel, compute_uv=False)[0] ** 2 - 1) ** 2
+            want += 0 if bias is None else np.sum(bias**2) ** 2
+        found = method.term(own, look_at(net, role))
+        assert found.weight == 1e-4
+        np.testing.assert_allclose(found.value, want, rtol=1e-6)
+    assert_gradient_by_finite_differences(lambda net: method.term(own, look_at(net)).value, nets["actor"])
+
+
+def test_spectral_regularisation_takes_one_power_iteration_per_step(x64):
+    nets = double(heads("mlp"))
+    method = SpectralReg(placement="actor")
+    own = method.init(nets, jax.random.key(0))
+    rng = np.random.default_rng(0)
+    u = [rng.normal(size=np.shape(one)) for one in own["actor"]]
+    u = [one / np.linalg.norm(one) for one in u]
+    own = {"actor": [jnp.asarray(one) for one in u]}
+    want, after = 0.0, []
+    for (_, _, kernel, bias), one in zip(np_layers(nets["actor"]), u, strict=True):
+        v = kernel @ one[0]
+        v /= np.linalg.norm(v)
+        w = kernel.T @ v
+        want += (np.linalg.norm(w) ** 2 - 1) ** 2 + np.sum(bias**2) ** 2
+        after.append(w / np.linalg.norm(w))
+    np.testing.assert_allclose(method.term(own, look_at(nets["actor"])).value, want, rtol=1e-10)
+    zero = jnp.zeros(())
+    moved = jax.tree.map(lambda leaf: 2 * leaf + 1, nets["actor"])  # the iterate is that of the step's own parameters
+    step = Step(nets, {}, {}, {}, zero, zero, jax.random.key(0), AS_IT_IS, AS_IT_IS)
+    found = method.after(own, {"actor": Weights(moved, moved, moved)}, step).own["actor"]
+    for a, b in zip(found, after, strict=True):
+        np.testing.assert_allclose(a[0], b, atol=1e-10)
+
+
+@pytest.mark.parametrize("layers", ["inner", "hidden"])
+@pytest.mark.parametrize("kind", ["mlp", "top-k", "soft"])
+def test_spectral_normalisation_makes_the_largest_singular_value_one(kind, layers, x64):
+    nets = double(heads(kind, depth=3))
+    method = SpectralNorm(layers=layers)
+    own = settled(method, nets)
+    for role, net in nets.items():
+        acting = method.effective(own, role, net)
+        for (part, name, kernel, bias), (_, _, old, old_bias) in zip(np_layers(acting), np_layers(net), strict=True):
+            divided = name.startswith("hidden") and (layers == "hidden" or name != "hidden0")
+            largest = np.linalg.svd(old, compute_uv=False)[0]
+            np.testing.assert_allclose(kernel, old / largest if divided else old, rtol=1e-6, err_msg=f"{part} {name}")
+            if divided:
+                assert np.linalg.svd(kernel, compute_uv=False)[0] == pytest.approx(1, rel=1e-6)
+            if bias is not None:
+                np.testing.assert_array_equal(bias, old_bias)
+    rng = np.random.default_rng(0)
+    mix = [rng.normal(size=leaf.shape) for leaf in jax.tree.leaves(nets["actor"])]
+
+    def value(net):  # at the constant iterate
+        acting = jax.tree.leaves(method.effective(own, "actor", net))
+        return sum(jnp.sum(a * b) for a, b in zip(acting, mix, strict=True))
+
+    assert_gradient_by_finite_differences(value, nets["actor"], number=6)
+
+
+def test_spectral_normalisation_acts_learns_and_values_alike():
+    """The first minibatch learns from what acted: ratio 1 and kl 0; and the critic that is trained is the one that judges."""
+    config = with_methods(small(batch_size=9, epochs=1), SpectralNorm(layers="hidden"))
+    state = jax.tree.map(lambda leaf: leaf[0], ppo.init_fleet(config, OBS, ACT, jnp.array([3], jnp.uint32)))
+    rollout = jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), experience(config, 1))
+    acting = ppo.acting(config, state)
+    assert (acting.trunk.hidden[0].kernel != state.actor.trunk.hidden[0].kernel).all()
+    rollout = rollout._replace(log_prob=ppo.log_prob(acting, rollout.obs, rollout.action))
+    _, metrics = jax.jit(partial(ppo.update, config))(
+        state, hyper(0.0), rollout, jnp.uint32(0), jnp.int32(0), jnp.float32(0)
+    )
+    assert abs(float(metrics.kl)) < 1e-6
+    assert metrics.clip_fraction == 0
+    raw = ppo.log_prob(state.actor, rollout.obs, rollout.action)
+    assert float(jnp.max(jnp.abs(raw - rollout.log_prob))) > 1e-3
+    values = ppo.prepare(config, state, rollout).returns - ppo.prepare(config, state, rollout).advantage
+    critic = state.critic
+    largest = np.linalg.svd(np.asarray(critic.trunk.hidden[0].kernel), compute_uv=False)[0]
+    critic = eqx.tree_at(lambda c: c.trunk.hidden[0].kernel, critic, replace_fn=lambda kernel: kernel / largest)
+    np.testing.assert_allclose(values, critic(rollout.obs.reshape(9, -1))[0], rtol=1e-3, atol=1e-4)
+
+
+def test_acting_is_the_actor_itself_where_no_method_changes_it():
+    config = with_methods(test_ppo.CONFIG, Sphere(), LayerNorm())
+    state = filled(config, runs=1)
+    assert ppo.acting_fleet(config, state) is state.actor
+    assert ppo.acting(config, state) is state.actor
+
+
+# Load balance and LayerNorm -----------------------------------------------------------------------------------------------
+
+
+def routing(chosen, probability, shared=0):
+    n, experts = np.shape(chosen)
+    probability = jnp.asarray(probability, jnp.float32)
+    return Routing(
+        jnp.log(probability), probability, jnp.zeros((n, experts)), jnp.asarray(chosen), jnp.zeros((n, 1)), shared
+    )
+
+
+def test_load_balance_is_least_for_uniform_routing():
+    uniform = routing(np.eye(4, dtype=bool)[np.arange(8) % 4], np.full((8, 4), 0.25))
+    assert float(imbalance(uniform)) == pytest.approx(1)
+    rng = np.random.default_rng(0)
+    for _ in range(50):  # choices that follow the probabilities, as routers make them
+        logits = rng.normal(size=(64, 4)) + 2 * rng.normal(size=4)
+        probability = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+        best = np.argsort(-probability, axis=1)[:, :2]
+        chosen = np.zeros((64, 4), bool)
+        np.put_along_axis(chosen, best, True, axis=1)
+        want = 4 * sum(chosen[:, i].sum() / chosen.sum() * probability[:, i].mean() for i in range(4))
+        found = float(imbalance(routing(chosen, probability)))
+        assert found == pytest.approx(want, rel=1e-5)
+        assert found > 1
+    alone = routing(np.tile([True, False, False, False], (8, 1)), np.tile([1.0, 0, 0, 0], (8, 1)))
+    assert float(imbalance(alone)) == pytest.approx(4)
+
+
+def test_load_balance_leaves_shared_experts_out_and_has_a_gradient():
+    net = networks.network("deepseek")
+    trace = networks.forward(net, networks.states(16))[1].mixtures[0]
+    chosen = np.asarray(trace.routing.chosen)[:, trace.routing.shared :]
+    probability = np.asarray(trace.routing.probability)
+    want = chosen.shape[1] * np.sum(chosen.mean(axis=0) / chosen.sum(axis=1).mean() * probability.mean(axis=0))
+    assert float(imbalance(trace.routing)) == pytest.approx(want, rel=1e-5)
+    actor = GaussianActor(net, networks.ACT)
+
+    def value(actor):
+        _, trace = actor(networks.states(16))
+        return LoadBalance().term(None, look_at(actor)._replace(trace=trace)).value
+
+    grad = jax.jit(jax.grad(value))(actor)
+    assert float(jnp.max(jnp.abs(grad.trunk.router.gate.head.kernel))) > 1e-4
+    assert float(jnp.max(jnp.abs(grad.trunk.experts.head.kernel))) == 0
+
+
+def test_layernorm_is_in_experts_and_gate_of_the_actor():
+    config = with_methods(test_ppo.PLAIN, LayerNorm())
+    state = jax.eval_shape(lambda: ppo.init(config, OBS, ACT, jnp.uint32(0)))
+    norms = [len(mlp.norms) for mlp in (state.actor.trunk.experts, state.actor.trunk.router.gate, state.critic.trunk)]
+    assert norms == [2, 2, 0]
+
+
+# C-CHAIN ------------------------------------------------------------------------------------------------------------------
+
+
+def plain_mean(actor, obs):
+    """Of a dense relu actor with one hidden layer."""
+    trunk = actor.trunk
+    first, head = trunk.hidden[0], trunk.head
+    hidden = np.maximum(np.asarray(obs, float) @ np.asarray(first.kernel, float) + np.asarray(first.bias), 0)
+    return hidden @ np.asarray(head.kernel, float) + np.asarray(head.bias)
+
+
+def test_c_chain_follows_the_published_program():
+    """Its lists of past policies and losses, its coefficient, and its gradient, over three tasks' beginnings."""
+    iterations, per_iteration, batch_size = 8, 3, 9
+    chain = CChain(warm_up_iterations=3, window=4)
+    config = with_methods(small(batch_size=batch_size), chain)
+    without = with_methods(config)
+    state = filled(without)
+    state = dataclasses.replace(state, mitigation={"c-chain": chain.init({"actor": state.actor}, jax.random.key(0))})
+    step = jax.jit(lambda *given: ppo.minibatch(config, *given[:4], Scene(other_obs=given[4])))
+    begin = jax.jit(chain.begin_iteration)
+    rng = np.random.default_rng(0)
+
+    @jax.jit
+    def reference(actor, moments, previous, coefficient, batch, other, rate):
+        def loss(actor):
+            churn = jnp.mean((actor(other)[0].mean - previous(other)[0].mean) ** 2)
+            return ppo.actor_loss(without, actor, batch)[0] + coefficient * churn
+
+        return clipped_adam(actor, moments, jax.grad(loss)(actor), rate, max_norm=0.5, eps=1e-5)
+
+    for task in range(3):
+        if task:
+            own = jax.jit(chain.begin_task)(state.mitigation["c-chain"])
+            state = dataclasses.replace(state, mitigation={"c-chain": own})
+        history, policy_losses, reg_losses, coefficient = [state.actor], [], [], 100.0
+        for iteration in range(iterations):
+            progress = jnp.float32((iteration + 1) / iterations)
+            state = dataclasses.replace(state, mitigation={"c-chain": begin(state.mitigation["c-chain"], progress)})
+            rate = ppo.scheduled(config, hyper(0.0, rate=1e-2, final=1e-3), progress)
+            for batch in random_batches(rng, per_iteration, batch_size, state):
+                other = jnp.asarray(rng.normal(size=(batch_size, OBS)), jnp.float32)
+                before = state
+                state, metrics = step(state, hyper(0.0, rate=1e-2, final=1e-3), rate, batch, other)
+                reg = 0.0
+                if len(history) > 2:
+                    reg = np.mean((plain_mean(history[-1], other) - plain_mean(history[-2], other)) ** 2)
+                np.testing.assert_allclose(metrics.penalty, reg, rtol=1e-3, atol=1e-9)
+                np.testing.assert_allclose(metrics.coefficient, coefficient, rtol=1e-4)
+                previous = history[-2] if len(history) > 2 else history[-1]
+                active = jnp.float32(coefficient if len(history) > 2 else 0)
+                want = reference(before.actor, before.actor_moments, previous, active, batch, other, rate)[0]
+                for a, b in zip(jax.tree.leaves(state.actor), jax.tree.leaves(want), strict=True):
+                    np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-5)
+                history = [*history, state.actor][-10:]
+            policy_losses.append(float(metrics.policy_loss))
+            reg_losses.append(reg)
+            if iteration + 1 >= 3:
+                p, r = np.mean(np.abs(policy_losses[-4:])), np.mean(reg_losses[-4:])
+                coefficient = 0.05 * p / (r + 1e-8) * float(rate / 1e-2)
+        assert coefficient != 100
+
+
+@pytest.mark.parametrize(("iterations", "first"), [(62, 7), (488, 49), (5, 1), (1, None)])
+def test_the_warm_up_of_c_chain_is_a_tenth_of_the_task(iterations, first):
+    """The first iteration (from 0) whose weight follows the losses; 488 are the published 1M steps, where 50 were waited."""
+    chain = CChain()
+    own = jax.tree.map(np.asarray, chain.init({"actor": jnp.zeros(1)}, jax.random.key(0)))
+    begin = jax.jit(chain.begin_iteration)
+    found = None
+    for i in range(min(iterations, 60)):
+        own = begin(own | {"policy_losses": np.ones(100, np.float32)}, np.float32((i + 1) / iterations))
+        if found is None and own["weight"] != 100:
+            found = i
+    assert found == first
+
+
+def test_the_second_minibatch_is_another_order_of_the_same_rollout(monkeypatch):
+    config = with_methods(small(num_envs=4, rollout_steps=6, batch_size=8, epochs=3), CChain())
+    samples = np.arange(24.0, dtype=np.float32).reshape(6, 4)
+    flags = np.zeros((6, 4), bool)
+    rollout = on_device(Rollout(*(samples[..., None],) * 2, samples, samples, samples[..., None], flags, flags))
+    state = jax.tree.map(jnp.zeros_like, filled(config, 1, 1))
+    seen = []
+
+    def spy(config, state, hyper, rate, batch, scene):
+        jax.debug.callback(
+            lambda *two: seen.append([np.array(a)[:, 0] for a in two]), batch.obs, scene.other_obs, ordered=True
+        )
+        return state, ppo.Metrics(*[jnp.zeros(())] * 10, finite=True)
+
+    monkeypatch.setattr(ppo, "minibatch", spy)
+    ppo.update(config, state, hyper(0.0), rollout, jnp.uint32(0), jnp.int32(0), jnp.float32(0))
+    jax.effects_barrier()
+    first, second = (np.stack([pair[i] for pair in seen]).reshape(3, 24) for i in (0, 1))
+    for order in (first, second):
+        np.testing.assert_array_equal(np.sort(order, axis=1), np.tile(np.arange(24), (3, 1)))
+    assert not (first == second).all(axis=1).any()
+
+
+def test_linear_is_what_spectral_regularisation_looks_for():
+    """Every kernel of every kind of network is in a `Linear`: none is passed over."""
+    for kind in networks.KINDS:
+        net = networks.network(kind)
+        paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(net)]
+        layers = [
+            one for one in jax.tree.leaves(net, is_leaf=lambda n: isinstance(n, Linear)) if isinstance(one, Linear)
+        ]
+        assert len(layers) == sum("kernel" in path for path in paths)
