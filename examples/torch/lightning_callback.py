@@ -43,10 +43,10 @@ class Regression(lightning.LightningModule):
         return torch.optim.Adam(self.parameters(), 1e-3)
 
 
-def main(rho=0.1, epochs=10, **settings):
+def main(rho=0.1, epochs=10, seed=0, **settings):
     x = torch.randn(512, 4, generator=torch.Generator().manual_seed(0))
     data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, x[:, :1].sin()), batch_size=64)
-    lightning.seed_everything(0, verbose=False)
+    lightning.seed_everything(seed, verbose=False)
     model = Regression()
     trainer = lightning.Trainer(max_epochs=epochs, callbacks=[SphereCallback(rho)], **settings)
     trainer.fit(model, data)

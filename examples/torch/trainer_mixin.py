@@ -37,14 +37,14 @@ class SphereTrainer(SphereMixin, Trainer):
     pass
 
 
-def main(rho=0.1, steps=20, **settings):
-    torch.manual_seed(0)
+def main(rho=0.1, steps=20, seed=0, **settings):
+    torch.manual_seed(seed)
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
     heads = {"num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2}
     model = MixtralForCausalLM(MixtralConfig(vocab_size=64, **sizes, **heads))
     data = [{"input_ids": (torch.arange(16) * i) % 64, "labels": (torch.arange(16) * i) % 64} for i in range(64)]
     with tempfile.TemporaryDirectory() as folder:
-        settings = {"max_steps": steps, "logging_steps": 5, "report_to": [], "use_cpu": True, **settings}
+        settings = {"max_steps": steps, "seed": seed, "logging_steps": 5, "report_to": [], "use_cpu": True, **settings}
         arguments = TrainingArguments(folder, save_strategy="no", disable_tqdm=True, learning_rate=3e-3, **settings)
         trainer = SphereTrainer(model, arguments, train_dataset=data, rho=rho)
         trainer.train()
