@@ -724,4 +724,4 @@ def test_a_penalty_with_a_short_gradient_is_felt_as_rho_says_by_a_relative_floor
         one = dataclasses.replace(config, methods=(Sphere(floor=floor),))
         felt[floor] = float(jax.jit(partial(ppo.minibatch, one))(state, numbers, jnp.float32(1e-3), batch)[1].felt)
     assert felt[1e-8] == pytest.approx(0.5, rel=1e-3)
-    assert felt[None] < 0.01
+    assert felt[None] < 0.2 * 0.5  # where training warns
