@@ -88,7 +88,7 @@ def penalised_value_and_grad(
 
     - `gradient-norm` (the paper's default): lambda = rho * ||grad task|| / (||grad penalty|| + 1e-8), where each norm
       is `global_norm`, never below 1e-4: a penalty with a smaller gradient is felt less than rho says
-      By `floor`, for example 1e-8, lambda = rho * t / sqrt(p^2 + (floor * t)^2) with t and p the norms as they are: it
+      By `floor`, for example 1e-12, lambda = rho * t / sqrt(p^2 + (floor * t)^2) with t and p the norms as they are: it
       does not depend on the scale of the loss. With `felt` the values say how strong the penalty was beside the task
     - `loss-ratio`: lambda = rho * |task| / (penalty + 1e-8)
     - `fixed`: lambda = rho
@@ -105,7 +105,7 @@ def penalised_value_and_grad(
     if coefficient not in ("gradient-norm", "loss-ratio", "fixed"):
         raise ValueError(f"coefficient {coefficient!r} is not known; use gradient-norm, loss-ratio or fixed")
     if floor is not None and not 0 < floor < 1:
-        raise ValueError(f"floor is {floor}, wanted a small number above 0 such as 1e-8, or None for the released one")
+        raise ValueError(f"floor is {floor}, wanted a small number above 0 such as 1e-12, or None for the released one")
     if coefficient != "gradient-norm" and (felt or floor is not None):
         raise ValueError(f"coefficient {coefficient!r} knows no floor and no felt ratio; use gradient-norm")
 
