@@ -76,8 +76,8 @@ class Training:
             if not self.warned and felt < 0.2 * rho and one.get("train/coefficient"):
                 self.warned = True
                 self.progress.say(
-                    f"{run.name}: rho {rho:g} is felt as {felt:.2g} only, because the gradient of the penalty is short; "
-                    "for a strength that does not depend on its length add --sphere.floor 1e-8"
+                    f"{run.name}: rho {rho:g} is felt as {felt:.2g} only, because the penalty's gradient is short. "
+                    "For a strength that does not depend on its length add --sphere.floor 1e-8"
                 )
 
     def report(self, task: str, values: list[dict[str, float]]) -> None:
