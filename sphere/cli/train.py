@@ -1,6 +1,7 @@
 """`sphere train`: a preset, a method, an actor, and every setting as an option."""
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -165,7 +166,7 @@ def settings(arguments: list[str]) -> tuple[FleetConfig, Output, list[str]]:
     words = _check_method_options(_full_tasks(rest, start.suite), chosen)
     config, output = _parse(start, words, f"sphere train --preset {name or 'NAME'}")
     config = dataclasses.replace(config, vary=_vary(varied))
-    check_tasks(config)
+    check_tasks(config.suite, config.tasks)
     if actor == "ppo-10x":
         config = tenfold(config, *_sizes(config))
     return config, output, [word for word in (name, kind, actor, method) if word]
@@ -179,11 +180,11 @@ def _sizes(config: FleetConfig) -> tuple[int, int]:
         return pool.single_observation_space.shape[0], pool.single_action_space.shape[0]
 
 
-def check_tasks(config: FleetConfig) -> None:
+def check_tasks(suite: str, tasks: Iterable[str]) -> None:
     from sphere import envs
 
-    known = [f"{config.suite}/{one}" for one in envs.tasks(config.suite)]
-    for task in config.tasks:
+    known = [f"{suite}/{one}" for one in envs.tasks(suite)]
+    for task in tasks:
         if task not in known:
             raise unknown("task", task, known)
 
