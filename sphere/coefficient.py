@@ -78,6 +78,11 @@ def _relative(rho: Any, task: Array, penalty: Array, floor: float) -> Array:
     return rho * jnp.sqrt(jnp.where(bounded > 0, task / jnp.where(bounded > 0, bounded, 1), 0))
 
 
+def _felt(weight: Array, penalty: Array, task: Array) -> Array:
+    """|lambda| p / t from p^2 and t^2; 0 where there is no gradient of the task to compare with."""
+    return jnp.abs(weight) * jnp.sqrt(jnp.where(task > 0, penalty / jnp.where(task > 0, task, 1), 0))
+
+
 def penalised_value_and_grad(
     losses: Callable[..., tuple[Array, Any, Any]],
     coefficient: str = "gradient-norm",
@@ -88,7 +93,7 @@ def penalised_value_and_grad(
 
     - `gradient-norm` (the paper's default): lambda = rho * ||grad task|| / (||grad penalty|| + 1e-8), where each norm
       is `global_norm`, never below 1e-4: a penalty with a smaller gradient is felt less than rho says
-      By `floor`, for example 1e-8, lambda = rho * t / sqrt(p^2 + (floor * t)^2) with t and p the norms as they are: it
+      By `floor`, for example 1e-12, lambda = rho * t / sqrt(p^2 + (floor * t)^2) with t and p the norms as they are: it
       does not depend on the scale of the loss. With `felt` the values say how strong the penalty was beside the task
     - `loss-ratio`: lambda = rho * |task| / (penalty + 1e-8)
     - `fixed`: lambda = rho
@@ -105,7 +110,7 @@ def penalised_value_and_grad(
     if coefficient not in ("gradient-norm", "loss-ratio", "fixed"):
         raise ValueError(f"coefficient {coefficient!r} is not known; use gradient-norm, loss-ratio or fixed")
     if floor is not None and not 0 < floor < 1:
-        raise ValueError(f"floor is {floor}, wanted a small number above 0 such as 1e-8, or None for the released one")
+        raise ValueError(f"floor is {floor}, wanted a small number above 0 such as 1e-12, or None for the released one")
     if coefficient != "gradient-norm" and (felt or floor is not None):
         raise ValueError(f"coefficient {coefficient!r} knows no floor and no felt ratio; use gradient-norm")
 
@@ -134,7 +139,7 @@ def penalised_value_and_grad(
                     weights.append(ratio * size / (global_norm(extra) + 1e-8))
                 else:
                     weights.append(_relative(ratio, square, sum_of_squares(extra), floor))
-                found.append(jnp.abs(weights[-1]) * jnp.sqrt(sum_of_squares(extra) / square) if felt else None)
+                found.append(_felt(weights[-1], sum_of_squares(extra), square) if felt else None)
                 grad = jax.tree.map(partial(_added, ratio, weights[-1]), grad, extra)
             weight = tuple(weights) if isinstance(penalty, tuple) else weights[0]
             strength = (tuple(found) if isinstance(penalty, tuple) else found[0]) if felt else None

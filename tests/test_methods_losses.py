@@ -380,7 +380,7 @@ def test_the_second_minibatch_is_another_order_of_the_same_rollout(monkeypatch):
         jax.debug.callback(
             lambda *two: seen.append([np.array(a)[:, 0] for a in two]), batch.obs, around.other_inputs, ordered=True
         )
-        return state, ppo.Metrics(*[jnp.zeros(())] * 10, finite=True, replaced=jnp.zeros(()))
+        return state, ppo.Metrics(*[jnp.zeros(())] * 11, finite=True, replaced=jnp.zeros(()))
 
     monkeypatch.setattr(ppo, "minibatch", spy)
     config.update(state, hyper(0.0), rollout._asdict(), jnp.uint32(0), Clock(jnp.int32(0), jnp.float32(0)))

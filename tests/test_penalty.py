@@ -559,7 +559,7 @@ def test_a_relative_floor_is_felt_as_rho_says_whatever_the_scale(scale):
     released = jax.jit(penalised_value_and_grad(losses, felt=True))(params, 0.1, x)[0]
     np.testing.assert_allclose(released.felt, released.coefficient * p / t, rtol=1e-10)
     assert (released.felt < 0.01) == (scale < 1)
-    with pytest.raises(ValueError, match=r"floor is 0, wanted a small number above 0 such as 1e-8"):
+    with pytest.raises(ValueError, match=r"floor is 0, wanted a small number above 0 such as 1e-12"):
         penalised_value_and_grad(losses, floor=0)
     with pytest.raises(ValueError, match="coefficient 'fixed' knows no floor and no felt ratio"):
         penalised_value_and_grad(losses, "fixed", felt=True)

@@ -122,7 +122,9 @@ def test_named_make_targets_and_modules_exist(page):
 @pytest.mark.parametrize("page", PRESENT, ids=lambda page: page.name)
 def test_named_files_exist(page):
     paths = [span for span in code_spans(page) if re.fullmatch(r"[\w.*/-]+(\.(py|md|toml)|/)", span)]
-    links = [link for link in re.findall(r"\]\(([^)#:]+)\)", FENCE.sub("", page.read_text())) if not link.startswith("http")]
+    links = [
+        link for link in re.findall(r"\]\(([^)#:]+)\)", FENCE.sub("", page.read_text())) if not link.startswith("http")
+    ]
     missing = [path for path in paths if not list(ROOT.glob(path.rstrip("/")))]
     missing += [link for link in links if not (page.parent / link).exists()]
     assert not missing

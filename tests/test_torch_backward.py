@@ -220,7 +220,7 @@ def test_a_parameter_that_neither_reaches_is_left_alone():
 
 def test_a_penalty_that_is_not_felt_as_rho_says_is_warned_of_once():
     _, params, x, losses = problem(scale=1e-9)
-    with pytest.warns(UserWarning, match=r"rho is 0.1 and the penalty is felt as .*pass floor=1e-8"):
+    with pytest.warns(UserWarning, match=r"rho is 0.1 and the penalty is felt as .*pass floor=1e-12"):
         result = st.penalised_backward(*losses(params, x), params.values(), 0.1)
     assert 0 < float(result.felt) < 1e-3
     st.penalised_backward(*losses(params, x), params.values(), 0.1)  # a second warning would be an error here

@@ -121,8 +121,33 @@ def test_feature_rank_of_many_rows_is_that_of_some_of_them():
     rng = np.random.default_rng(3)
     features, chosen = torch.tensor(rng.normal(size=(40, 2, 3))), torch.tensor(rng.integers(0, 4, (40, 2)))
     rows = torch.linspace(0, 39, 10).long()
-    want = routing.feature_rank(features[rows], chosen[rows], 10)
+    want = routing.feature_rank(features[rows], chosen[rows], 4, 10)
     assert st.routing_health(features, chosen, 4, samples=10).feature_rank == want
+
+
+@pytest.mark.parametrize("n", [20, 40, 512])
+def test_feature_rank_by_either_gram_is_that_of_phi(n):
+    """Few rows: sample Gram; many: feature Gram. Both against the eigenvalues of A = phi^T phi / n."""
+    rng = np.random.default_rng(n)
+    features, chosen = rng.normal(size=(n, 2, 8)), np.stack([rng.permutation(4)[:2] for _ in range(n)])
+    phi = np.zeros((n, 4, 8))
+    np.put_along_axis(phi, chosen[:, :, None].repeat(8, axis=2), features, axis=1)
+    values = np.linalg.svd(phi.reshape(n, -1), compute_uv=False) ** 2
+    p = values[values > 0] / values.sum()
+    got = st.routing_health(torch.tensor(features), torch.tensor(chosen), 4).feature_rank
+    assert got == pytest.approx(np.exp(-np.sum(p * np.log(p))), rel=1e-9)
+
+
+def test_a_spectrum_that_does_not_converge_in_float32_is_taken_in_float64(monkeypatch):
+    solve = torch.linalg.eigvalsh
+
+    def fails(matrix):
+        if matrix.dtype == torch.float32:
+            raise torch.linalg.LinAlgError("failed to converge")
+        return solve(matrix)
+
+    monkeypatch.setattr(torch.linalg, "eigvalsh", fails)
+    assert float(st.effective_rank_spsd(torch.eye(5))) == pytest.approx(5)
 
 
 def test_slq_equals_jax_on_the_same_probes(x64):

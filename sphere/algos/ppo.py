@@ -61,6 +61,8 @@ class Metrics(NamedTuple):
     """Of all methods that add to a loss, before it is weighted; of several, their sum."""
     coefficient: Float[Array, ""]
     """Its weight; of several, their sum."""
+    felt: Float[Array, ""]
+    """Length of the gradient that a penalty weighted by gradients added, beside the task's: rho, unless a floor holds."""
     actor_grad_norm: Float[Array, ""]
     critic_grad_norm: Float[Array, ""]
     learning_rate: Float[Array, ""]
@@ -255,7 +257,6 @@ def minibatch(
     around: Surroundings = Surroundings(),  # noqa: B008 - a value
 ) -> tuple[PPOState, Metrics]:
     """One gradient step of the actor, then of the critic, then what methods do after a step."""
-    methods = config.methods
     rate = scheduled_rate if config.target_kl is None else state.rate
     losses = {
         "actor": lambda net: actor_loss(net, batch, config.clip, config.entropy_coefficient),
@@ -263,7 +264,7 @@ def minibatch(
     }
     fraction = scheduled_rate / numbers["learning_rate"] if config.target_kl is None else jnp.ones_like(rate)
     stepped, found = descend(
-        methods,
+        config.methods,
         state,
         numbers,
         losses,
@@ -278,7 +279,7 @@ def minibatch(
     )
     values, norms = found.values, found.norms
     terms, error = values["actor"].aux.facts, values["critic"].aux.facts
-    penalty, coefficient = added(values)
+    penalty, coefficient, felt = added(values)
     if config.target_kl is not None:
         stepped = dataclasses.replace(stepped, rate=adapt_rate(state.rate, terms.kl, config.target_kl))
     metrics = Metrics(
@@ -289,6 +290,7 @@ def minibatch(
         terms.clip_fraction,
         penalty,
         coefficient,
+        felt,
         norms["actor"],
         norms["critic"],
         rate,

@@ -1,6 +1,7 @@
 """Environments by name: `make("suite/task", ...)` gives a `sphere.envs.pool.Pool`, `tasks(suite)` a list.
 
-Importing this package imports no simulator, not even gymnasium; a suite is imported when it is asked for.
+Importing this package imports no simulator, not even gymnasium; a suite is imported when it is asked for. Where gymnasium
+is imported already, its `make_vec("sphere/metaworld-hammer", num_envs=8)` knows the tasks from here on.
 
 A suite writes one class (`batch.py`). What is done around it for all suites alike:
 
@@ -26,6 +27,7 @@ A suite writes one class (`batch.py`). What is done around it for all suites ali
 """
 
 import inspect
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -35,9 +37,11 @@ from sphere import registry
 from sphere.envs.batch import Batch, Suite
 
 if TYPE_CHECKING:
+    from sphere.envs.gym_names import NextStep
     from sphere.envs.pool import Pool
+    from sphere.envs.vec_env import PoolVecEnv
 
-__all__ = ["Batch", "Suite", "make", "suite", "tasks"]
+__all__ = ["Batch", "Suite", "make", "next_step", "sb3", "suite", "tasks"]
 
 
 def make(
@@ -71,6 +75,22 @@ def make(
     return Pool(suite(suite_name), task, num_envs, seeds, workers, timeout, settings)
 
 
+def next_step(pool: "Pool") -> "NextStep":
+    """A pool as gymnasium's NormalizeObservation, RecordEpisodeStatistics and its other vector wrappers want it."""
+    from sphere.envs.gym_names import NextStep
+
+    return NextStep(pool)
+
+
+def sb3(pool: "Pool") -> "PoolVecEnv":
+    """The environments of a pool as a Stable-Baselines3 `VecEnv`, for its PPO, SAC, TD3 and the rest."""
+    try:
+        from sphere.envs.vec_env import PoolVecEnv
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f"sphere.envs.sb3 needs {error.name}: pip install stable-baselines3") from error
+    return PoolVecEnv(pool)
+
+
 def tasks(suite_name: str) -> tuple[str, ...]:
     """The names of all tasks of a suite."""
     return tuple(suite(suite_name).tasks)
@@ -84,3 +104,9 @@ def suite(name: str) -> Suite:
 def _example() -> str:
     first = next(iter(registry.SUITES))
     return f"{first}/{tasks(first)[0]}"
+
+
+if "gymnasium" in sys.modules:
+    from sphere.envs import gym_names
+
+    gym_names.register()

@@ -48,18 +48,20 @@ def check(
         if not math.isfinite(one):
             raise ValueError(f"rho is {one}, wanted a finite number; 0 leaves the penalty out")
     if floor is not None and not 0 < floor < 1:
-        raise ValueError(f"floor is {floor}, wanted a small number above 0 such as 1e-8, or None for the released one")
+        raise ValueError(f"floor is {floor}, wanted a small number above 0 such as 1e-12, or None for the released one")
     return rhos
 
 
-def warn_if_far(rho: float, felt: float, task: float, penalty: float) -> None:
+def warn_if_far(rho: float, felt: float, task: float, penalty: float, floor: float | None) -> None:
     """Once in a process, where the penalty is felt at less than half or more than twice of what rho says."""
     global _warned  # noqa: PLW0603
     if _warned or not math.isfinite(felt) or rho == 0 or abs(rho) / 2 <= felt <= 2 * abs(rho):
         return
     _warned = True
+    released = f"no length counts as less than {FLOOR:g}; pass floor=1e-12 for a relative floor"
+    relative = f"floor={floor} of the task's is reached; pass a smaller one, or look why features hardly vary"
     warnings.warn(
         f"rho is {rho:g} and the penalty is felt as {felt:.2g}: the task's gradient has length {task:.2g}, the penalty's "
-        f"{penalty:.2g}, and no length counts as less than {FLOOR:g}; pass floor=1e-8 for a relative floor",
+        f"{penalty:.2g}, and {released if floor is None else relative}",
         stacklevel=4,
     )

@@ -56,20 +56,26 @@ class Captured:
         self.remove()
 
     def _begin(self, model: nn.Module, inputs: tuple, named: dict[str, Any]) -> None:
-        mask = named.get("attention_mask")
+        mask = named.get("attention_mask", inputs[1] if len(inputs) > 1 else None)
         self._mask = mask.reshape(-1).bool() if isinstance(mask, Tensor) and mask.ndim == 2 else None
         self.mixtures, self._recording = {}, True
 
     def _end(self, *_: Any) -> None:
-        self._recording = False  # gradient checkpointing runs blocks once more, in the backward pass
+        """Padding goes here, outside of checkpoints, which want the same operations in their second run: after this one."""
+        self._recording = False
+        if self._mask is not None:
+            self.mixtures = {name: _without(self._mask, mixture) for name, mixture in self.mixtures.items()}
 
     def keep(self, block: nn.Module, features: Tensor, experts: Tensor) -> None:
-        if not self._recording:
-            return
-        if self._mask is not None and len(self._mask) == len(features):
-            rows = self._mask.to(features.device)
-            features, experts = features[rows], experts[rows]
-        self.mixtures[self._blocks[block]] = Mixture(features, experts, block.num_experts)  # type: ignore[arg-type]
+        if self._recording:
+            self.mixtures[self._blocks[block]] = Mixture(features, experts, block.num_experts)  # type: ignore[arg-type]
+
+
+def _without(mask: Tensor, mixture: Mixture) -> Mixture:
+    if len(mask) != len(mixture.features):
+        return mixture
+    rows = mask.to(mixture.features.device)
+    return Mixture(mixture.features[rows], mixture.experts[rows], mixture.num_experts)
 
 
 def capture(model: nn.Module) -> Captured:

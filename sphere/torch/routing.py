@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from sphere.torch import checks
+from sphere.torch.penalty import spread
 from sphere.torch.spectrum import effective_rank_spsd, spectral_entropy
 
 
@@ -59,19 +60,22 @@ def _of_features(features: Tensor, experts: Tensor, num_experts: int, samples: i
         mass = features.square().sum(dim=2)
         by_expert = mass.new_zeros(num_experts).index_add(0, experts.reshape(-1), mass.reshape(-1))
         return (
-            feature_rank(features, experts, samples),
+            feature_rank(features, experts, num_experts, samples),
             float(mass.sum(dim=1).sqrt().mean()),
             *_similarity(features),
             _share_of_log(spectral_entropy(by_expert), num_experts),
         )
 
 
-def feature_rank(features: Tensor, experts: Tensor, samples: int) -> float:
-    """r_e(A_last) by the sample Gram: as many products of tokens as there are, slot by slot."""
-    n, k, _ = features.shape
+def feature_rank(features: Tensor, experts: Tensor, num_experts: int, samples: int) -> float:
+    """r_e(A_last), from the smaller of the feature Gram and the sample Gram: the larger one is singular."""
+    n, k, width = features.shape
     if n > samples:
         rows = torch.linspace(0, n - 1, samples, device=features.device).long()
         features, experts, n = features[rows], experts[rows], samples
+    if num_experts * width <= n:
+        phi = spread(features, experts, num_experts)
+        return float(effective_rank_spsd(phi.T @ phi / n))
     kernel = features.new_zeros(n, n)
     for i in range(k):
         for j in range(k):

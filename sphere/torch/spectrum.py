@@ -30,7 +30,7 @@ def effective_rank_spsd(matrix: Tensor) -> Tensor:
             f"matrix has shape {tuple(matrix.shape)}, wanted a square one; "
             "pass the Gram matrix X^T X, or use effective_rank, which takes any shape"
         )
-    values = torch.linalg.eigvalsh(matrix)
+    values = _eigenvalues(matrix)
     # eps^(1/3), as in sphere.checks: what rounding, also that of TF32 products, explains
     if float(values.detach().min()) < -(torch.finfo(matrix.dtype).eps ** (1 / 3)) * float(values.detach().abs().max()):
         raise ValueError(
@@ -38,6 +38,14 @@ def effective_rank_spsd(matrix: Tensor) -> Tensor:
             "for a matrix that is no Gram matrix there is effective_rank"
         )
     return _rank(values, matrix)
+
+
+def _eigenvalues(matrix: Tensor) -> Tensor:
+    """In float64 where float32 does not converge: LAPACK may fail on a large matrix with many eigenvalues near zero."""
+    try:
+        return torch.linalg.eigvalsh(matrix)
+    except torch.linalg.LinAlgError:
+        return torch.linalg.eigvalsh(matrix.double()).to(matrix.dtype)
 
 
 def _rank(values: Tensor, matrix: Tensor) -> Tensor:
