@@ -14,7 +14,6 @@ import tempfile
 import threading
 import time
 import traceback
-import types
 from collections.abc import Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -261,13 +260,12 @@ def main() -> None:
     parent, read, write, bells, index = map(int, sys.argv[1:6])
     leave_with(parent)
     sys.path[:] = sys.argv[6].split(os.pathsep)
-    # `import sphere` may bring jax, 300 MB and seconds. Workers need `sphere.envs` only: a bare package.
-    package = types.ModuleType("sphere")
-    package.__path__ = [str(Path(__file__).parents[1])]
-    sys.modules["sphere"] = package
+    # Found by its place, in case the learner's directory has changed since. It imports nothing by itself: jax stays out.
+    sys.path.insert(0, str(Path(__file__).parents[2]))
     from sphere.envs.batch import Share
     from sphere.envs.bell import Bell
 
+    del sys.path[0]
     bell = None if bells < 0 else Bell(bells, index)
     serve(Share(), Connection(read, writable=False), Connection(write, readable=False), bell)
 
