@@ -72,8 +72,8 @@ def python(directory: Path, *words: str) -> str:
 
 @pytest.fixture(scope="module")
 def outside(tmp_path_factory):
-    """A directory with the page's files and, in it, every example trained without a break (`whole/method`) and killed in the
-    middle and resumed (`cut/method`)."""
+    """A directory with the page's files and, in it, every example trained without a break (`whole/method`) and killed
+    in the middle and resumed (`cut/method`)."""
     place = tmp_path_factory.mktemp("outside")
     for name, text in FILES.items():
         (place / name).write_text(text)

@@ -1,8 +1,8 @@
 """What a learner is: frozen settings, and the functions that turn data into a better state.
 
-A learner is written for one run. `sphere.algos.fleet` makes a fleet of it: all runs side by side on a GPU, one after the
-other on a CPU, compiled once. So a learner's functions are pure: arrays in, arrays out, random numbers from the run's seed
-alone. The training loop, records and reports know a learner only by what stands here.
+A learner is written for one run. `sphere.algos.fleet` makes a fleet of it: all runs side by side on a GPU, one after
+the other on a CPU, compiled once. So a learner's functions are pure: arrays in, arrays out, random numbers from the
+run's seed alone. The training loop, records and reports know a learner only by what stands here.
 """
 
 import math
@@ -18,8 +18,8 @@ from sphere.nets import NetConfig
 Numbers = Mapping[str, Float[Array, "*fleet"]]
 """The numbers of a run that do not change the program, by name (rho, learning rates, gate temperature)."""
 Data = Mapping[str, Any]
-"""Arrays by name: what a source gives for one iteration. Environments give obs, action, reward, next_obs, terminated and
-done, each [time, env, ...]."""
+"""Arrays by name: what a source gives for one iteration. Environments give obs, action, reward, next_obs, terminated
+and done, each [time, env, ...]."""
 
 
 class DataSpec(NamedTuple):

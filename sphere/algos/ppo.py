@@ -5,7 +5,6 @@ The equations are in `ppo_equations.py`; a fleet of it is made by `fleet.py`.
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -34,7 +33,7 @@ from sphere.algos.state import (
 from sphere.algos.step import Surroundings, added, descend
 from sphere.errors import in_range
 from sphere.methods import Method, Sphere
-from sphere.methods.method import overrides
+from sphere.methods.method import check_methods, overrides
 from sphere.nets import GaussianActor, NetConfig, Value, build, with_temperature
 
 BOUNDS = {
@@ -62,7 +61,8 @@ class Metrics(NamedTuple):
     coefficient: Float[Array, ""]
     """Its weight; of several, their sum."""
     felt: Float[Array, ""]
-    """Length of the gradient that a penalty weighted by gradients added, beside the task's: rho, unless a floor holds."""
+    """Length of the gradient that a penalty weighted by gradients added, beside the task's: rho, unless a floor
+    holds."""
     actor_grad_norm: Float[Array, ""]
     critic_grad_norm: Float[Array, ""]
     learning_rate: Float[Array, ""]
@@ -74,7 +74,7 @@ class Metrics(NamedTuple):
 
 @dataclass(frozen=True)
 class PPO(Learner):
-    """Proximal policy optimisation. Numbers that a sweep varies are named in `numbers`; they do not change the program."""
+    """Proximal policy optimisation. What a sweep may vary is in `numbers`; it does not change the program."""
 
     name: ClassVar[str] = "ppo"
     title: ClassVar[str] = "PPO"
@@ -109,15 +109,15 @@ class PPO(Learner):
     methods: tuple[Method, ...] = (Sphere(),)
     """What keeps the networks plastic; on the command line --method NAME. With rho 0 SPHERE leaves no trace."""
     deterministic: bool = True
-    """On a GPU, choose kernels by rule, not by timing them: the same seed then gives the same bits in every process, as an
-    exact resume needs. False makes updates about a quarter faster."""
+    """On a GPU, choose kernels by rule, not by timing them: the same seed then gives the same bits in every process, as
+    an exact resume needs. False makes updates about a quarter faster."""
 
     def __post_init__(self) -> None:
         in_range(self, BOUNDS, "ppo.")
         if not 0 < self.max_grad_norm < math.inf:
             raise ValueError(
-                f"ppo.max_grad_norm={self.max_grad_norm}; want a number above 0: 0 would make every gradient 0, and nothing "
-                "would be learned; a large one, as 1e9, clips nothing"
+                f"ppo.max_grad_norm={self.max_grad_norm}; want a number above 0: with 0 every gradient would "
+                "be 0 and nothing learned; a large one, as 1e9, clips nothing"
             )
         samples = self.num_envs * self.rollout_steps
         if samples % self.batch_size:
@@ -165,8 +165,8 @@ class PPO(Learner):
         return effective(self.methods, state.methods, "actor", state.nets["actor"])
 
     def annotate(self, policy: GaussianActor, data: Data) -> dict[str, Array]:
-        """Log-probabilities of a whole rollout's actions at once: acting need not fetch them step by step. By the network that
-        learns, so that the ratio of the first minibatch is one. In parts of 128 steps."""
+        """Log-probabilities of a whole rollout's actions at once: acting need not fetch them step by step. By the
+        network that learns, so that the ratio of the first minibatch is one. In parts of 128 steps."""
         columns = (data["obs"], data["action"])
         return {"log_prob": jax.lax.map(lambda xs: policy(xs[0])[0].log_prob(xs[1]), columns, batch_size=128)}
 
@@ -230,15 +230,6 @@ class PPO(Learner):
         data = made_up(spec, runs, few.rollout)
         data["log_prob"] = data["reward"]
         return few, data, self.epochs * self.iteration_steps / few.rollout_steps
-
-
-def check_methods(methods: tuple[Method, ...], nets: Mapping[str, NetConfig]) -> None:
-    """Refuse methods that exclude each other or could have no effect on these networks."""
-    balancing = [method.name for method in methods if overrides(method, "gradient")]
-    if len(balancing) > 1:
-        raise ValueError(f"{' and '.join(balancing)} both weigh their loss by gradients; choose one")
-    for method in methods:
-        method.check(nets)
 
 
 def scheduled(config: PPO, numbers: Numbers, progress: Float[Array, ""]) -> Float[Array, ""]:

@@ -29,7 +29,7 @@ def _as_it_is(net: Any) -> Any:
 
 
 class Surroundings(NamedTuple):
-    """What surrounds a minibatch in an update. By default nothing does: parameters are carried as the networks they are."""
+    """What surrounds a minibatch in an update. By default nothing: parameters are carried as networks."""
 
     unpack: Mapping[str, Callable[[Any], Any]] | None = None
     """Makes the networks of what the state holds for them, by role."""
@@ -100,8 +100,8 @@ def gradient(
 
 
 def added(values: Mapping[str, Penalised]) -> tuple[Array, Array, Array]:
-    """Penalties of all methods and networks before they are weighted, their weights, and how long the gradient was that a
-    penalty weighted by gradients added, beside the task's; of several, the sums."""
+    """Penalties of all methods and networks before they are weighted, their weights, and how long the gradient was that
+    a penalty weighted by gradients added, beside the task's; of several, the sums."""
     sides: list[Side] = [one.aux for one in values.values()]
     terms = [term for side in sides for term in side.terms.values()]
     weights = {name: term.weight for side in sides for name, term in side.terms.items()}
@@ -142,8 +142,8 @@ def descend(
 ) -> tuple[State, Descent]:
     """One step of Adam for every network that has a loss, each gradient clipped by its norm, with all that methods do.
 
-    `rate_fraction`: the rate against that at the start of the task. `task_losses`: what methods are told of the task's losses,
-    if not the losses themselves.
+    `rate_fraction`: the rate against that at the start of the task. `task_losses`: what methods are told of the
+    task's losses, if not the losses themselves.
     """
     found = {role: gradient(methods, state, numbers, role, loss, inputs, around) for role, loss in losses.items()}
     values = {role: one for role, (one, _) in found.items()}

@@ -1,7 +1,7 @@
 """Environments by name: `make("suite/task", ...)` gives a `sphere.envs.pool.Pool`, `tasks(suite)` a list.
 
-Importing this package imports no simulator, not even gymnasium; a suite is imported when it is asked for. Where gymnasium
-is imported already, its `make_vec("sphere/metaworld-hammer", num_envs=8)` knows the tasks from here on.
+Importing this package imports no simulator, not even gymnasium; a suite is imported when it is asked for. Where
+gymnasium is imported already, its `make_vec("sphere/metaworld-hammer", num_envs=8)` knows the tasks from here on.
 
 A suite writes one class (`batch.py`). What is done around it for all suites alike:
 
@@ -16,14 +16,14 @@ A suite writes one class (`batch.py`). What is done around it for all suites ali
   0.9 ms, twice what the physics of five environments takes. Only expert choice, where an action depends on the other
   states of the batch, still asks the learner.
 - **Seeds are by counter**: all that an environment draws comes from `default_rng([run seed, crc32(task), index in the
-  run, episode])`. Trajectories depend neither on the number of workers nor on which runs share a pool, and no two tasks,
-  and no two visits to a task, draw the same numbers.
+  run, episode])`. Trajectories depend neither on the number of workers nor on which runs share a pool, and no two
+  tasks, and no two visits to a task, draw the same numbers.
 - **Resets are in the same step**: where an episode ends, `obs` is the first observation of the next one and
   `infos["final_obs"]` the true successor.
 - **State is captured by environment**, not by worker: it can be restored under another number of workers, and the rows
   of one run in a pool with other runs.
-- **Any exception in an exchange closes the pool**, Ctrl-C too: an answer that nobody took would pass for that to a later
-  question. Workers leave when the pipe closes or the learner is gone.
+- **Any exception in an exchange closes the pool**, Ctrl-C too: an answer that nobody took would pass for that to a
+  later question. Workers leave when the pipe closes or the learner is gone.
 """
 
 import inspect
@@ -54,8 +54,8 @@ def make(
 ) -> "Pool":
     """`num_envs` environments of "suite/task" for every run seed, as one `gymnasium.vector.VectorEnv`.
 
-    Several seeds make a fleet: environments are in run-major order, and each run's trajectories are those it
-    would have alone. `settings` go to the suite: goals ("random" or "frozen"), horizon and one_hot to metaworld, horizon to
+    Several seeds make a fleet: environments are in run-major order, and each run's trajectories are those it would have
+    alone. `settings` go to the suite: goals ("random" or "frozen"), horizon and one_hot to metaworld, horizon to
     humanoidbench.
     """
     from sphere.envs import assets
