@@ -123,7 +123,7 @@ def penalised_value_and_grad(
             else:
                 pulled = list(pull(jnp.ones_like(penalty)))
             ratios, weights, found = _for_each(rho, penalty), [], []
-            square = sum_of_squares(task) if felt or floor is not None else None
+            square: Any = sum_of_squares(task) if felt or floor is not None else None
             for ratio, extra in zip(ratios, pulled, strict=True):
                 if floor is None:
                     weights.append(ratio * size / (global_norm(extra) + 1e-8))
