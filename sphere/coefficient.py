@@ -73,6 +73,11 @@ def _relative(rho: Any, task: Array, penalty: Array, floor: float) -> Array:
     return rho * jnp.sqrt(jnp.where(bounded > 0, task / jnp.where(bounded > 0, bounded, 1), 0))
 
 
+def _felt(weight: Array, penalty: Array, task: Array) -> Array:
+    """|lambda| p / t from p^2 and t^2; 0 where there is no gradient of the task to compare with."""
+    return jnp.abs(weight) * jnp.sqrt(jnp.where(task > 0, penalty / jnp.where(task > 0, task, 1), 0))
+
+
 def penalised_value_and_grad(
     losses: Callable[..., tuple[Array, Any, Any]],
     coefficient: str = "gradient-norm",
@@ -129,7 +134,7 @@ def penalised_value_and_grad(
                     weights.append(ratio * size / (global_norm(extra) + 1e-8))
                 else:
                     weights.append(_relative(ratio, square, sum_of_squares(extra), floor))
-                found.append(jnp.abs(weights[-1]) * jnp.sqrt(sum_of_squares(extra) / square) if felt else None)
+                found.append(_felt(weights[-1], sum_of_squares(extra), square) if felt else None)
                 grad = jax.tree.map(partial(_added, ratio, weights[-1]), grad, extra)
             weight = tuple(weights) if isinstance(penalty, tuple) else weights[0]
             strength = (tuple(found) if isinstance(penalty, tuple) else found[0]) if felt else None

@@ -37,7 +37,7 @@ METHODS: dict[str, Found] = {
     "spectral-reg": "sphere.methods.spectral_reg:SpectralReg",
     "load-balance": "sphere.methods.load_balance:LoadBalance",
 }
-"""In the order in which a run with several of them applies them."""
+"""In the order in which a program has them: random keys of methods are numbered by it."""
 SUITES: dict[str, Found] = {
     "probe": "sphere.envs.probes:Probes",
     "metaworld": "sphere.envs.metaworld:MetaWorld",

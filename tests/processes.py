@@ -50,10 +50,9 @@ def end_all() -> None:
 
 def end(process: subprocess.Popen, mark: str | None = None) -> None:
     """Kill a process and all that came of it."""
-    while left := _of(process.pid, mark):
+    while left := _of(process, mark):
         for pid in left:
             _kill(pid)
-        process.poll()
         time.sleep(0.01)
     process.wait()
     for stream in (process.stdin, process.stdout, process.stderr):
@@ -61,9 +60,10 @@ def end(process: subprocess.Popen, mark: str | None = None) -> None:
             stream.close()
 
 
-def _of(first: int, mark: str | None) -> set[int]:
-    marked = {pid for pid in _parents() if mark in _words(pid, "environ")} | {first}
-    return {pid for one in marked for pid in (one, *descendants(one)) if alive(pid)}
+def _of(process: subprocess.Popen, mark: str | None) -> set[int]:
+    first = {process.pid} if process.poll() is None else set()  # else its number may be another's by now
+    marked = {pid for pid in _parents() if mark in _words(pid, "environ")}
+    return {pid for one in first | marked for pid in (one, *descendants(one)) if alive(pid)}
 
 
 def _kill(pid: int) -> None:

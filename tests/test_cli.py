@@ -1,6 +1,5 @@
 """The command line as a newcomer types it, mistakes included."""
 
-import dataclasses
 import json
 import os
 import re
@@ -13,18 +12,17 @@ import imageio.v3 as imageio
 import numpy as np
 import processes
 import pytest
-from fleets import TINY, Hold
+from fleets import SPEC, TINY, Hold, changed
 from made_runs import settings, write_run
-from sphere.cli.show import show_text
 
 import sphere.__main__ as entry
 from sphere.cli import render
+from sphere.cli.fleet import show_text
 from sphere.cli.main import main, run
 from sphere.cli.verify import GOLDEN
 from sphere.presets import PRESETS
-from sphere.storage.run_directory import plain
 from sphere.training import loop, plan
-from sphere.training.settings import FleetConfig, rebuild
+from sphere.training.settings import from_json, to_json
 
 SMALL = (
     "--steps-per-task 128 --ppo.num-envs 4 --ppo.rollout-steps 16 --ppo.batch-size 32 --ppo.epochs 2 "
@@ -37,10 +35,11 @@ def test_train_show_eval_and_resume(tmp_path, capsys):
     out = str(tmp_path / "fleet")
     words = ["train", "--preset", "probe-crl", "--tasks", "reach-north", "reach-east", "--seeds", "0", "3"]
     assert main([*words, "--rho", "0", "1e-3", *SMALL, "--out", out]) == 0
-    saved = rebuild(FleetConfig, json.loads((tmp_path / "fleet" / "fleet.json").read_text()))
+    saved = from_json(json.loads((tmp_path / "fleet" / "fleet.json").read_text())["settings"])
     assert saved.tasks == ("probe/reach-north", "probe/reach-east")
-    assert saved.runs == [(0, 0.0), (3, 0.0), (0, 0.001), (3, 0.001)]
-    assert saved.ppo.actor.width == 8
+    runs = [(run.seed, run.numbers["rho"]) for run in saved.runs]
+    assert runs == [(0, 0.0), (3, 0.0), (0, 0.001), (3, 0.001)]
+    assert saved.learner.actor.width == 8
     capsys.readouterr()
     assert main(["show", out]) == 0
     shown = capsys.readouterr().out
@@ -70,6 +69,7 @@ def test_dry_run_prints_the_plan_and_writes_nothing(tmp_path, capsys):
     [
         ("fleet.json", "[1]", "not the settings of a fleet"),
         ("fleet.json", "{}", "not the settings of a fleet"),
+        ("fleet.json", '{"tasks": ["probe/reach-north"]}', "another version wrote it"),
         ("lock", "", "train into it again"),
         ("rho0-seed0/config.json", "{}", "see: sphere report"),
         ("config.json", "{}", "name the directory above it"),
@@ -84,12 +84,13 @@ def test_what_is_no_fleet_is_told_apart(tmp_path, capsys, file, text, sentence):
 
 
 def test_a_plan_adds_up_what_happens_in_turns_and_only_that(monkeypatch):
-    config = dataclasses.replace(TINY, evaluation=dataclasses.replace(TINY.evaluation, episodes=6))
+    config = changed(TINY, evaluation=changed(TINY.evaluation, episodes=6))
     evaluated = len(config.evaluations()) / config.iterations_per_task
-    collect = 0.01 * (config.ppo.rollout_steps + evaluated * 50 * 6 / config.ppo.num_envs)
+    envs, steps = config.learner.rollout
+    collect = 0.01 * (steps + evaluated * 50 * 6 / envs)
 
     def seconds(update):
-        return plan.iteration_seconds(config, horizon=50, groups=3, step=0.01, update=update)
+        return plan.iteration_seconds(config, horizon=50, groups=3, collect=0.01 * steps, update=update)
 
     monkeypatch.setattr(plan.jax, "default_backend", lambda: "cpu")
     assert seconds(0.1) == pytest.approx(collect + 3 * 0.1)
@@ -106,7 +107,7 @@ def test_a_plan_adds_up_what_happens_in_turns_and_only_that(monkeypatch):
         (["train", "--preset", "probe-clr"], "did you mean probe-crl?"),
         (["train", "--preset", "probe-crl", "--tasks", "reach-nort"], "did you mean probe/reach-north?"),
         (["train", "--preset", "probe-crl", "--tasks=reach-nort"], "did you mean probe/reach-north?"),
-        (["train", "--preset", "probe-crl", "--seeds", "0", "0"], "each seed and each rho once"),
+        (["train", "--preset", "probe-crl", "--seeds", "0", "0"], "is given twice"),
         (["train", "--preset", "probe-crl", "--seeds", str(2**32)], "below 2**32"),
         (["train", "--preset", "probe-crl", "--out", ""], "name one for the records"),
         (["verify", "metaworld", "--steps", "0"], "nothing would be compared"),
@@ -130,7 +131,7 @@ def test_mistakes_are_answered_with_a_sentence(words, sentence, capsys):
         "update --fleets 0",
         "update --batch 0",
         "train --iterations 0",
-        "mitigations --fleets 1 0",
+        "methods --fleets 1 0",
         "pool --envs -1",
         "env --rounds 0",
     ],
@@ -163,10 +164,11 @@ def test_impossible_settings_are_answered_too(capsys):
 def test_rho_that_is_no_tuple_of_numbers_is_refused():
     """In a process of its own: in this one types are checked before the settings are."""
     program = """
-from sphere.training.settings import FleetConfig
+import dataclasses
+from sphere.presets import preset
 for rho in ("0.1", ("0.1",), 0.1, (None,)):
     try:
-        FleetConfig(rho=rho)
+        dataclasses.replace(preset("probe-crl"), rho=rho)
     except ValueError as error:
         print(error)
 """
@@ -190,10 +192,11 @@ def test_help(capsys):
 
 
 def test_settings_survive_json():
-    for config in (TINY, *PRESETS.values()):
-        assert rebuild(FleetConfig, json.loads(json.dumps(plain(dataclasses.asdict(config))))) == config
+    several = changed(TINY, vary={"learning_rate": (1e-3, 1e-4), "temperature": (0.5,)}, plugins=())
+    for config in (TINY, several, *PRESETS.values()):
+        assert from_json(json.loads(json.dumps(to_json(config)))) == config
     with pytest.raises(ValueError, match="no setting rhoo"):
-        rebuild(FleetConfig, {"rhoo": 1})
+        from_json(to_json(TINY) | {"rhoo": 1})
 
 
 @pytest.mark.parametrize("words", [["train", "--preset", "probe-crl", "--help"], ["--help"]])
@@ -228,8 +231,9 @@ def test_a_package_that_is_missing_is_named_without_a_traceback(tmp_path, monkey
 
 
 def test_a_setting_of_another_kind_is_named(tmp_path, capsys):
-    config = plain(dataclasses.asdict(TINY)) | {"workers": "2"}
-    (tmp_path / "fleet.json").write_text(json.dumps(config))
+    settings = to_json(TINY)
+    settings["source"]["workers"] = "2"
+    (tmp_path / "fleet.json").write_text(json.dumps({"format": 2, "spec": SPEC, "settings": settings}))
     assert main(["show", str(tmp_path)]) == 1
     assert "fleet.json cannot be read" in capsys.readouterr().err
 
@@ -251,7 +255,8 @@ def test_ctrl_c_before_the_first_iteration_leaves_cleanly(tmp_path):
     # Two signals while the main thread is in XLA would count as one: the second comes when the first was understood.
     heard = process.stderr.readline()
     process.send_signal(signal.SIGINT)  # leaves at once
-    said = process.communicate()[1]
+    said = process.stderr.read()
+    process.wait()
     assert heard.startswith("stopping:"), heard + said
     assert process.returncode == 130, said
     assert "Traceback" not in said
@@ -263,7 +268,7 @@ def test_ctrl_c_before_the_first_iteration_leaves_cleanly(tmp_path):
     [
         (["train", "--preset", "probe-crl", *SMALL], "sphere resume"),
         (["heldout", "metaworld", "--work", "work"], "the same command"),
-        (["experiment", "run", "metaworld-crl", "--out", "runs"], "the same command"),
+        (["experiment", "run", "metaworld-crl", "--out", "runs"], "repeat the command"),
     ],
 )
 def test_training_that_ctrl_c_ended_in_good_order_has_its_exit_code_too(words, advice, tmp_path, monkeypatch, capsys):
@@ -320,9 +325,29 @@ def test_numbers_that_mean_nothing_are_refused_before_anything_is_written(option
     assert not out.exists()
 
 
+def test_any_number_of_a_run_can_vary_and_names_it(tmp_path, capsys):
+    words = ["train", "--preset", "probe-crl", "--rho", "0.1", *SMALL, "--out", str(tmp_path / "fleet")]
+    assert main([*words, "--vary", "learning-rate=1e-3,1e-4", "temperature=0.5", "--tasks", "reach-north"]) == 0
+    found = {path.parent.name for path in (tmp_path / "fleet").glob("*/config.json")}
+    assert found == {f"rho0.1-learning_rate{rate}-temperature0.5-seed0" for rate in ("0.001", "0.0001")}
+    config = json.loads((tmp_path / "fleet" / min(found) / "config.json").read_text())
+    assert config["varies"] == ["rho", "learning_rate", "temperature"]
+    assert config["numbers"]["learning_rate"] == 1e-4
+    events = (tmp_path / "fleet" / min(found) / "metrics.jsonl").read_text().splitlines()
+    # half of the task is done after the first of two iterations: half way to the preset's final 3e-4
+    assert json.loads(events[0])["train/learning_rate"] == pytest.approx(2e-4)
+    with np.load(max((tmp_path / "fleet").glob("checkpoint-*.npz"))) as file:
+        (temperature,) = [file[name] for name in file.files if "nets/actor" in name and "temperature" in name]
+    np.testing.assert_array_equal(temperature, 0.5)
+    capsys.readouterr()
+    for wrong, sentence in (("rate=1", "did you mean learning_rate?"), ("learning_rate", "want NAME=VALUE,VALUE")):
+        assert main([*words[:-1], str(tmp_path / "other"), "--vary", wrong]) == 1
+        assert sentence in capsys.readouterr().err
+
+
 def test_runs_whose_names_would_be_the_same_are_refused(capsys):
     refused(["train", "--preset", "probe-crl", "--rho", "0.1", "0.1000000001"])
-    assert "each rho once" in capsys.readouterr().err
+    assert "is given twice" in capsys.readouterr().err
 
 
 def test_version_and_a_damaged_fleet(tmp_path, capsys):
@@ -333,7 +358,7 @@ def test_version_and_a_damaged_fleet(tmp_path, capsys):
     assert f"{tmp_path / 'fleet.json'} cannot be read" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["env", "mitigations", "ntk", "penalty", "pool", "train", "update", "worker"])
+@pytest.mark.parametrize("name", ["env", "methods", "ntk", "penalty", "pool", "train", "update", "worker"])
 def test_benchmarks_tell_about_themselves(name, capsys):
     with pytest.raises(SystemExit) as end:
         main(["bench", name, "--help"])
@@ -352,7 +377,7 @@ def test_a_gpus_memory_is_left_to_other_fleets_unless_somebody_says_otherwise(gi
 
 
 def test_one_run_is_not_one_runs(tmp_path, capsys):
-    config = dataclasses.replace(TINY, seeds=(0,), rho=(0.0,), tasks=TINY.tasks[:1])
+    config = changed(TINY, seeds=(0,), rho=(0.0,), tasks=TINY.tasks[:1])
     assert show_text(config, tmp_path).startswith(f"{tmp_path}: 1 run, crl, 1 task\n")
     write_run(tmp_path / "runs" / "a", settings())
     assert main(["report", str(tmp_path / "runs"), "-o", str(tmp_path / "out"), "--no-figures"]) == 0
@@ -380,7 +405,7 @@ def test_verify_says_what_there_is_and_names_the_nearest(capsys):
     assert main(["verify", "metaword"]) == 1
     assert "did you mean metaworld?" in capsys.readouterr().err
     assert main(["verify", "metaworld", "--tasks", "hamer"]) == 1
-    assert "did you mean 'hammer'?" in capsys.readouterr().err
+    assert "did you mean hammer?" in capsys.readouterr().err
     assert main(["verify", "humanoidbench", "one.npz", "two.npz"]) == 1
     assert "sphere verify humanoidbench [FILE]" in capsys.readouterr().err
     assert main(["assets", "humanoidbenc"]) == 1
@@ -405,7 +430,7 @@ def test_verify_metaworld_prints_a_row_per_task(capsys):
 
 
 def test_a_setting_that_a_suite_does_not_have_is_refused(capsys, tmp_path):
-    words = ["train", "--preset", "probe-crl", *SMALL, "--simulator.horizon", "200", "--out", str(tmp_path / "fleet")]
+    words = ["train", "--preset", "probe-crl", *SMALL, "--horizon", "200", "--out", str(tmp_path / "fleet")]
     assert main(words) == 1
     assert "the suite 'probe' has no setting 'horizon'; it has none" in capsys.readouterr().err
 
@@ -413,14 +438,14 @@ def test_a_setting_that_a_suite_does_not_have_is_refused(capsys, tmp_path):
 def test_metaworld_trains_resumes_and_is_filmed(capsys, tmp_path):
     out, gif = str(tmp_path / "fleet"), tmp_path / "episode.gif"
     words = ["train", "--preset", "metaworld-crl", "--tasks", "window-close", "faucet-close", "--rho", "0.1"]
-    short = ["--simulator.horizon", "12", "--simulator.one-hot", "True", "--normalise-observations"]
+    short = ["--horizon", "12", "--one-hot", "True", "--normalise-observations"]
     assert main([*words, *SMALL, *short, "--out", out]) == 0
     assert main(["resume", out, "--quiet"]) == 0
     capsys.readouterr()
     assert main(["render", out, "--out", str(tmp_path / "episode.txt")]) == 1
     assert "name a .gif or an .mp4" in capsys.readouterr().err
     assert main(["render", out, "--run", "rho0-seed0"]) == 1
-    assert "did you mean 'rho0.1-seed0'?" in capsys.readouterr().err
+    assert "did you mean rho0.1-seed0?" in capsys.readouterr().err
     if main(["render", out, "--task", "window-close", "--out", str(gif)]) == 1:
         error = capsys.readouterr().err
         assert "cannot be drawn off-screen here" in error

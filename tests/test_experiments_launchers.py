@@ -1,6 +1,5 @@
 """Fleets on a real local Ray, one of whose workers is killed, and by submitit: the numbers are those of a local run."""
 
-import dataclasses
 import json
 import os
 import signal
@@ -13,7 +12,7 @@ import jax
 import numpy as np
 import processes
 import pytest
-from fleets import TINY, Hold
+from fleets import TINY, Hold, changed
 from processes import PATIENCE, descendants, title, until, wait_until_gone
 
 from sphere.experiments.schedule import schedule
@@ -24,7 +23,7 @@ from sphere.launch.on_slurm import Work, submit
 from sphere.training.settings import Evaluation
 
 ROOT = Path(__file__).parents[1]
-LONG = dataclasses.replace(
+LONG = changed(
     TINY,
     steps_per_task=64 * 12,
     seeds=(0,),
@@ -33,7 +32,7 @@ LONG = dataclasses.replace(
     checkpoint_every=4,
     evaluation=Evaluation(every=64 * 6, episodes=2, heldout=16),
 )
-CONFIGS = [LONG, dataclasses.replace(LONG, seeds=(2,), rho=(0.2,))]
+CONFIGS = [LONG, changed(LONG, seeds=(2,), rho=(0.2,))]
 
 RAY_LIMITS = ("gcs_server_port_wait_time_s", "gcs_server_request_timeout_seconds", "worker_register_timeout_seconds")
 """Times that Ray gives its own processes to start, half a minute or one, which a busy machine may not keep."""
@@ -172,7 +171,7 @@ def test_fleets_side_by_side_do_not_outlive_a_launcher_that_is_killed(tmp_path):
 
 def test_a_fleet_that_fails_beside_another_is_named(tmp_path, capsys):
     good, bad = jobs_in(tmp_path)
-    good = Job(dataclasses.replace(good.config, steps_per_task=64), good.directory)
+    good = Job(changed(good.config, steps_per_task=64), good.directory)
     bad = Job(bad.config, tmp_path / "file" / "below")
     (tmp_path / "file").write_text("not a directory")
     (failure,) = launchers.local([bad, good], Resources(at_once=2), tmp_path)
@@ -253,6 +252,6 @@ def test_slurm_needs_slurm(tmp_path, monkeypatch):
 
 
 def test_work_is_what_a_launcher_does(tmp_path):
-    (job,) = schedule([dataclasses.replace(LONG, steps_per_task=64, seeds=(0,))], tmp_path).jobs
+    (job,) = schedule([changed(LONG, steps_per_task=64, seeds=(0,))], tmp_path).jobs
     work(job, quiet=True)
     assert job.finished

@@ -1,16 +1,13 @@
 """Fleets of experiments: how runs are grouped, which exist already, and how unfinished ones are resumed."""
 
-import dataclasses
-
 import fleets
 import pytest
-from fleets import TINY
+from fleets import TINY, changed
 
 from sphere.experiments.arms import Arm
 from sphere.experiments.configs import at_scale, config_of, same_run, shares_program, singles
 from sphere.experiments.schedule import existing, group, schedule
 from sphere.launch.jobs import Job, work
-from sphere.training.settings import with_run
 
 
 def test_seeds_and_rho_of_one_program_are_one_fleet():
@@ -53,21 +50,25 @@ def test_a_baseline_joins_a_penalty_only_where_its_numbers_stay_the_same():
     ],
 )
 def test_runs_share_a_program_if_they_differ_in_rho_alone(first, second, shared):
-    configs = config_of(first), dataclasses.replace(config_of(second), seeds=(3,))
+    configs = config_of(first), changed(config_of(second), seeds=(3,))
     assert shares_program(*configs) == shared
     assert shares_program(*reversed(configs)) == shared
 
 
+def single(seed, rho):
+    return changed(TINY, seeds=(seed,), rho=(rho,))
+
+
 def test_large_fleets_are_split_and_uneven_seeds_kept_apart():
-    many = [with_run(TINY, seed, rho) for rho in (0.1, 0.2, 0.3, 0.4, 0.5) for seed in range(8)]
+    many = [single(seed, rho) for rho in (0.1, 0.2, 0.3, 0.4, 0.5) for seed in range(8)]
     assert [len(config.runs) for config in group(many)] == [16, 16, 8]
-    seeds = [with_run(TINY, seed, 0.1) for seed in range(45)]
+    seeds = [single(seed, 0.1) for seed in range(45)]
     assert [len(config.runs) for config in group(seeds)] == [20, 20, 5]
-    uneven = [with_run(TINY, 0, 0.1), with_run(TINY, 1, 0.1), with_run(TINY, 0, 0.2)]
+    uneven = [single(0, 0.1), single(1, 0.1), single(0, 0.2)]
     assert [(config.seeds, config.rho) for config in group(uneven)] == [((0, 1), (0.1,)), ((0,), (0.2,))]
 
 
-SHORT = dataclasses.replace(TINY, steps_per_task=256, seeds=(0, 1), rho=(0.1,), workers=0)
+SHORT = changed(TINY, steps_per_task=256, seeds=(0, 1), rho=(0.1,), workers=0)
 
 
 def test_finished_fleets_are_kept_and_unfinished_ones_resumed(tmp_path):
@@ -86,11 +87,11 @@ def test_finished_fleets_are_kept_and_unfinished_ones_resumed(tmp_path):
     work(schedule([SHORT], root).jobs[0], quiet=True)  # finished: nothing happens
     assert {path: path.stat().st_mtime_ns for path in job.directory.rglob("*.jsonl")} == before
 
-    more = schedule([dataclasses.replace(SHORT, seeds=(0, 1, 2), rho=(0.1,))], root)  # one seed is missing
+    more = schedule([changed(SHORT, seeds=(0, 1, 2), rho=(0.1,))], root)  # one seed is missing
     assert [one.config.seeds for one in more.open] == [(2,)]
     assert [one.config.seeds for one in more.jobs] == [(0, 1), (2,)]
     assert len(more.runs) == 3
-    timed = schedule([dataclasses.replace(SHORT, seeds=(0,))], root, together=False)  # was not trained by itself
+    timed = schedule([changed(SHORT, seeds=(0,))], root, together=False)  # was not trained by itself
     assert [one.config.seeds for one in timed.open] == [(0,)]
 
     straight = Job(SHORT, tmp_path / "straight")

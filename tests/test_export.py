@@ -1,10 +1,9 @@
 """Runs copied for publication: nothing that a report shows is lost, and checkpoints stay behind."""
 
-import dataclasses
 import shutil
 
 import pytest
-from fleets import TINY
+from fleets import TINY, changed
 
 from sphere.report.load import load
 from sphere.storage import run_directory
@@ -15,7 +14,7 @@ from sphere.training.loop import train
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory):
     directory = tmp_path_factory.mktemp("export") / "fleet"
-    train(dataclasses.replace(TINY, seeds=(0,), workers=0), directory, quiet=True)
+    train(changed(TINY, seeds=(0,), workers=0), directory, quiet=True)
     return directory
 
 

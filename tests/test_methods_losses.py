@@ -1,7 +1,6 @@
 """Methods that act on loss or network, against plain statements: PW, SR, SN, load balance, C-CHAIN, LayerNorm."""
 
 import dataclasses
-from functools import partial
 
 import equinox as eqx
 import jax
@@ -10,12 +9,16 @@ import networks
 import numpy as np
 import pytest
 import test_ppo
-from sphere.algos.losses import AS_IT_IS, Scene
-from test_ppo import ACT, OBS, experience, filled, hyper, on_device, random_batches, small, with_methods
+from test_methods_units import AS_IT_IS
+from test_ppo import OBS, experience, filled, fresh, hyper, on_device, random_batches, small, with_methods
 
+from sphere.algos import fleet as rows
 from sphere.algos import ppo
+from sphere.algos.learner import Clock
 from sphere.algos.optimiser import clipped_adam
-from sphere.algos.ppo import Rollout
+from sphere.algos.ppo_equations import Rollout, actor_loss, prepare
+from sphere.algos.state import effective
+from sphere.algos.step import Surroundings
 from sphere.methods import CChain, LayerNorm, LoadBalance, Parseval, SpectralNorm, SpectralReg, Sphere
 from sphere.methods.load_balance import imbalance
 from sphere.methods.method import Look, Step, Weights
@@ -205,20 +208,20 @@ def test_spectral_normalisation_makes_the_largest_singular_value_one(kind, layer
 def test_spectral_normalisation_acts_learns_and_values_alike():
     """The first minibatch learns from what acted: ratio 1 and kl 0; and the critic that is trained is the one that judges."""
     config = with_methods(small(batch_size=9, epochs=1), SpectralNorm(layers="hidden"))
-    state = jax.tree.map(lambda leaf: leaf[0], ppo.init_fleet(config, OBS, ACT, jnp.array([3], jnp.uint32)))
+    state = jax.tree.map(lambda leaf: leaf[0], fresh(config, jnp.array([3], jnp.uint32)))
     rollout = jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), experience(config, 1))
-    acting = ppo.acting(config, state)
-    assert (acting.trunk.hidden[0].kernel != state.actor.trunk.hidden[0].kernel).all()
-    rollout = rollout._replace(log_prob=ppo.log_prob(acting, rollout.obs, rollout.action))
-    _, metrics = jax.jit(partial(ppo.update, config))(
-        state, hyper(0.0), rollout, jnp.uint32(0), jnp.int32(0), jnp.float32(0)
-    )
-    assert abs(float(metrics.kl)) < 1e-6
-    assert metrics.clip_fraction == 0
-    raw = ppo.log_prob(state.actor, rollout.obs, rollout.action)
+    acting, actor, critic = config.policy(state), state.nets["actor"], state.nets["critic"]
+    assert (acting.trunk.hidden[0].kernel != actor.trunk.hidden[0].kernel).all()
+    rollout = rollout._replace(**config.annotate(acting, rollout._asdict()))
+    clock = Clock(jnp.int32(0), jnp.float32(0))
+    _, metrics = jax.jit(config.update)(state, hyper(0.0), rollout._asdict(), jnp.uint32(0), clock)
+    assert abs(float(metrics["kl"])) < 1e-6
+    assert metrics["clip_fraction"] == 0
+    raw = config.annotate(actor, rollout._asdict())["log_prob"]
     assert float(jnp.max(jnp.abs(raw - rollout.log_prob))) > 1e-3
-    values = ppo.prepare(config, state, rollout).returns - ppo.prepare(config, state, rollout).advantage
-    critic = state.critic
+    judge = effective(config.methods, state.methods, "critic", critic)
+    batch = prepare(judge, rollout, config.gamma, config.gae_lambda)
+    values = batch.returns - batch.advantage
     largest = np.linalg.svd(np.asarray(critic.trunk.hidden[0].kernel), compute_uv=False)[0]
     critic = eqx.tree_at(lambda c: c.trunk.hidden[0].kernel, critic, replace_fn=lambda kernel: kernel / largest)
     np.testing.assert_allclose(values, critic(rollout.obs.reshape(9, -1))[0], rtol=1e-3, atol=1e-4)
@@ -227,8 +230,8 @@ def test_spectral_normalisation_acts_learns_and_values_alike():
 def test_acting_is_the_actor_itself_where_no_method_changes_it():
     config = with_methods(test_ppo.CONFIG, Sphere(), LayerNorm())
     state = filled(config, runs=1)
-    assert ppo.acting_fleet(config, state) is state.actor
-    assert ppo.acting(config, state) is state.actor
+    assert rows.policy(config, state) is state.nets["actor"]
+    assert config.policy(state) is state.nets["actor"]
 
 
 # Load balance and LayerNorm -----------------------------------------------------------------------------------------------
@@ -280,8 +283,9 @@ def test_load_balance_leaves_shared_experts_out_and_has_a_gradient():
 
 def test_layernorm_is_in_experts_and_gate_of_the_actor():
     config = with_methods(test_ppo.PLAIN, LayerNorm())
-    state = jax.eval_shape(lambda: ppo.init(config, OBS, ACT, jnp.uint32(0)))
-    norms = [len(mlp.norms) for mlp in (state.actor.trunk.experts, state.actor.trunk.router.gate, state.critic.trunk)]
+    state = jax.eval_shape(lambda: fresh(config, jnp.zeros(1, jnp.uint32)))
+    actor, critic = state.nets["actor"], state.nets["critic"]
+    norms = [len(mlp.norms) for mlp in (actor.trunk.experts, actor.trunk.router.gate, critic.trunk)]
     assert norms == [2, 2, 0]
 
 
@@ -303,8 +307,10 @@ def test_c_chain_follows_the_published_program():
     config = with_methods(small(batch_size=batch_size), chain)
     without = with_methods(config)
     state = filled(without)
-    state = dataclasses.replace(state, mitigation={"c-chain": chain.init({"actor": state.actor}, jax.random.key(0))})
-    step = jax.jit(lambda *given: ppo.minibatch(config, *given[:4], Scene(other_obs=given[4])))
+    state = dataclasses.replace(
+        state, methods={"c-chain": chain.init({"actor": state.nets["actor"]}, jax.random.key(0))}
+    )
+    step = jax.jit(lambda *given: ppo.minibatch(config, *given[:4], Surroundings(other_inputs=given[4])))
     begin = jax.jit(chain.begin_iteration)
     rng = np.random.default_rng(0)
 
@@ -312,18 +318,18 @@ def test_c_chain_follows_the_published_program():
     def reference(actor, moments, previous, coefficient, batch, other, rate):
         def loss(actor):
             churn = jnp.mean((actor(other)[0].mean - previous(other)[0].mean) ** 2)
-            return ppo.actor_loss(without, actor, batch)[0] + coefficient * churn
+            return actor_loss(actor, batch, without.clip)[0] + coefficient * churn
 
         return clipped_adam(actor, moments, jax.grad(loss)(actor), rate, max_norm=0.5, eps=1e-5)
 
     for task in range(3):
         if task:
-            own = jax.jit(chain.begin_task)(state.mitigation["c-chain"])
-            state = dataclasses.replace(state, mitigation={"c-chain": own})
-        history, policy_losses, reg_losses, coefficient = [state.actor], [], [], 100.0
+            own = jax.jit(chain.begin_task)(state.methods["c-chain"])
+            state = dataclasses.replace(state, methods={"c-chain": own})
+        history, policy_losses, reg_losses, coefficient = [state.nets["actor"]], [], [], 100.0
         for iteration in range(iterations):
             progress = jnp.float32((iteration + 1) / iterations)
-            state = dataclasses.replace(state, mitigation={"c-chain": begin(state.mitigation["c-chain"], progress)})
+            state = dataclasses.replace(state, methods={"c-chain": begin(state.methods["c-chain"], progress)})
             rate = ppo.scheduled(config, hyper(0.0, rate=1e-2, final=1e-3), progress)
             for batch in random_batches(rng, per_iteration, batch_size, state):
                 other = jnp.asarray(rng.normal(size=(batch_size, OBS)), jnp.float32)
@@ -336,10 +342,10 @@ def test_c_chain_follows_the_published_program():
                 np.testing.assert_allclose(metrics.coefficient, coefficient, rtol=1e-4)
                 previous = history[-2] if len(history) > 2 else history[-1]
                 active = jnp.float32(coefficient if len(history) > 2 else 0)
-                want = reference(before.actor, before.actor_moments, previous, active, batch, other, rate)[0]
-                for a, b in zip(jax.tree.leaves(state.actor), jax.tree.leaves(want), strict=True):
+                want = reference(before.nets["actor"], before.moments["actor"], previous, active, batch, other, rate)[0]
+                for a, b in zip(jax.tree.leaves(state.nets["actor"]), jax.tree.leaves(want), strict=True):
                     np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-5)
-                history = [*history, state.actor][-10:]
+                history = [*history, state.nets["actor"]][-10:]
             policy_losses.append(float(metrics.policy_loss))
             reg_losses.append(reg)
             if iteration + 1 >= 3:
@@ -370,14 +376,14 @@ def test_the_second_minibatch_is_another_order_of_the_same_rollout(monkeypatch):
     state = jax.tree.map(jnp.zeros_like, filled(config, 1, 1))
     seen = []
 
-    def spy(config, state, hyper, rate, batch, scene):
+    def spy(config, state, numbers, rate, batch, around):
         jax.debug.callback(
-            lambda *two: seen.append([np.array(a)[:, 0] for a in two]), batch.obs, scene.other_obs, ordered=True
+            lambda *two: seen.append([np.array(a)[:, 0] for a in two]), batch.obs, around.other_inputs, ordered=True
         )
-        return state, ppo.Metrics(*[jnp.zeros(())] * 10, finite=True)
+        return state, ppo.Metrics(*[jnp.zeros(())] * 11, finite=True, replaced=jnp.zeros(()))
 
     monkeypatch.setattr(ppo, "minibatch", spy)
-    ppo.update(config, state, hyper(0.0), rollout, jnp.uint32(0), jnp.int32(0), jnp.float32(0))
+    config.update(state, hyper(0.0), rollout._asdict(), jnp.uint32(0), Clock(jnp.int32(0), jnp.float32(0)))
     jax.effects_barrier()
     first, second = (np.stack([pair[i] for pair in seen]).reshape(3, 24) for i in (0, 1))
     for order in (first, second):

@@ -14,13 +14,12 @@ import networks
 import numpy as np
 import pytest
 from test_ppo import (
-    ACT,
     CONFIG,
-    OBS,
     PLAIN,
     assert_same_bits,
     experience,
     filled,
+    fresh,
     hyper,
     random_batches,
     run,
@@ -29,19 +28,25 @@ from test_ppo import (
     with_methods,
 )
 
+from sphere import registry
+from sphere.algos import fleet as rows
 from sphere.algos import ppo
+from sphere.algos import state as states
+from sphere.algos.learner import Clock
 from sphere.algos.optimiser import clipped_adam
-from sphere.algos.ppo import PPOConfig
+from sphere.algos.ppo import PPO
+from sphere.algos.ppo_equations import actor_loss, critic_loss
 from sphere.choices import ACTORS, method_name, method_names, tenfold, with_actor, with_method
 from sphere.cli.main import main
-from sphere.methods import CBP, METHODS, CChain, LayerNorm, LoadBalance, ReDo, SpectralNorm, Sphere
+from sphere.envs.source import Environments
+from sphere.methods import CBP, CChain, LayerNorm, LoadBalance, Parseval, ReDo, SpectralNorm, Sphere
 from sphere.nets import NetConfig
 from sphere.presets import preset
 from sphere.storage import checkpoint, run_directory
 from sphere.training import loop
 from sphere.training.group import Order
 from sphere.training.loop import train
-from sphere.training.settings import Boundary, Evaluation, FleetConfig, rebuild, run_name
+from sphere.training.settings import NOTHING, Boundary, Evaluation, FleetConfig, from_json, to_json
 
 TRAINED = ["c-chain", "cbp", "parseval", "redo", "spectral-norm", "spectral-reg", "load-balance", "sphere+layernorm"]
 """All but none and sphere alone, which every other test of training trains."""
@@ -52,7 +57,7 @@ LADDER = FleetConfig(
     steps_per_task=20 * 256,
     seeds=(0,),
     rho=(0.0, 0.1),
-    ppo=PPOConfig(
+    learner=PPO(
         num_envs=16,
         rollout_steps=16,
         batch_size=64,
@@ -65,7 +70,7 @@ LADDER = FleetConfig(
     ),
     evaluation=Evaluation(every=100_000, episodes=16, heldout=0),
     checkpoint_every=4,
-    workers=0,
+    source=Environments(workers=0),
 )
 BUSY = {
     "cbp": CBP(maturity=100, replacement_rate=1e-3),
@@ -77,7 +82,7 @@ BUSY = {
 def fleet_of(method: str) -> FleetConfig:
     if method not in BUSY:
         return with_method(LADDER, method)
-    return dataclasses.replace(LADDER, rho=(0.0,), ppo=with_methods(LADDER.ppo, BUSY[method]))
+    return dataclasses.replace(LADDER, rho=(0.0,), learner=with_methods(LADDER.learner, BUSY[method]))
 
 
 def stopped_and_resumed(config, directory, after):
@@ -99,14 +104,14 @@ def test_every_method_learns_and_resumes_to_the_same_numbers(method, tmp_path):
     assert one.keys() == other.keys()
     for name, value in one.items():
         np.testing.assert_array_equal(value, other[name], err_msg=name)
-    for seed, rho in config.runs:
-        path = tmp_path / "straight" / run_name(seed, rho)
+    for one_run in config.runs:
+        path = tmp_path / "straight" / one_run.name
         events = run_directory.read_events(path)
         returns = [event["train/return"] for event in events if "train/return" in event]
         last = [event["evaluation/return"] for event in events if "evaluation/return" in event][-1]
         assert last > returns[0]
-        saved = rebuild(FleetConfig, run_directory.read_config(path))
-        assert saved.ppo.mitigations == config.ppo.mitigations
+        saved = from_json(run_directory.read_config(path)["settings"])
+        assert saved.learner.methods == config.learner.methods
         replaced = sum(event.get("train/replaced", 0) for event in events)
         assert (replaced > 0) == ("cbp" in method or "redo" in method)
 
@@ -116,36 +121,41 @@ def test_every_method_learns_and_resumes_to_the_same_numbers(method, tmp_path):
 
 def test_none_is_ppo_without_any_method_bit_for_bit():
     """Against a minibatch step that knows of no methods: loss, gradient, clip, Adam."""
-    config = with_method(dataclasses.replace(LADDER, ppo=CONFIG), "none").ppo
+    config = with_method(dataclasses.replace(LADDER, learner=CONFIG), "none").learner
     assert config == PLAIN
     assert config.methods == ()
     state = filled(config)
-    assert state.mitigation == {}
+    assert state.methods == {}
     (batch,) = random_batches(np.random.default_rng(0), 1, 16, state)
 
     @jax.jit
     def plain(state, batch):
-        def step(net, moments, loss):
-            grad = jax.grad(lambda net: loss(config, net, batch)[0])(net)
-            return clipped_adam(
-                net, moments, jax.lax.optimization_barrier(grad), jnp.float32(1e-3), max_norm=0.5, eps=1e-5
-            )
+        losses = {
+            "actor": lambda net: actor_loss(net, batch, config.clip)[0],
+            "critic": lambda net: critic_loss(net, batch, config.value_coefficient)[0],
+        }
 
-        return step(state.actor, state.actor_moments, ppo.actor_loss), step(
-            state.critic, state.critic_moments, ppo.critic_loss
-        )
+        def step(role):
+            grad = jax.lax.optimization_barrier(jax.grad(losses[role])(state.nets[role]))
+            return clipped_adam(state.nets[role], state.moments[role], grad, jnp.float32(1e-3), max_norm=0.5, eps=1e-5)
+
+        return {role: step(role)[:2] for role in losses}
 
     found = jax.jit(lambda *given: ppo.minibatch(config, *given)[0])(state, hyper(0.0), jnp.float32(1e-3), batch)
-    (actor, actor_moments, _), (critic, critic_moments, _) = plain(state, batch)
-    assert_same_bits((found.actor, found.actor_moments), (actor, actor_moments))
-    assert_same_bits((found.critic, found.critic_moments), (critic, critic_moments))
+    want = plain(state, batch)
+    assert_same_bits({role: (found.nets[role], found.moments[role]) for role in want}, want)
+
+
+def alone(tree):
+    """The first run of a fleet."""
+    return jax.tree.map(lambda leaf: leaf[0], tree)
 
 
 def arguments(config):
-    """Of `ppo.update`, for tracing."""
-    state = eqx.filter_eval_shape(lambda: ppo.init(config, OBS, ACT, jnp.uint32(0)))
-    rollout = jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), experience(config, 1))
-    return state, hyper(0.1), rollout, jnp.uint32(0), jnp.int32(0), jnp.float32(0.5)
+    """Of `update`, for tracing."""
+    state = eqx.filter_eval_shape(lambda: alone(fresh(config, jnp.zeros(1, jnp.uint32))))
+    data = jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), experience(config, 1)._asdict())
+    return state, hyper(0.1), data, jnp.uint32(0), Clock(jnp.int32(0), jnp.float32(0.5))
 
 
 BRIEF = with_methods(
@@ -169,29 +179,29 @@ BRIEF = with_methods(
 def test_every_method_with_every_actor_keeps_the_types_of_its_state(method, kind):
     """Traced, not run: a state whose types change would compile a second program, or not pass a scan at all."""
     config = dataclasses.replace(CONFIG, actor=networks.config(kind))
-    fleet = dataclasses.replace(LADDER, ppo=config)
+    fleet = dataclasses.replace(LADDER, learner=config)
     if method == "load-balance" and kind not in ("top-k", "deepseek"):
         with pytest.raises(ValueError, match=f"'{kind}' actor|dense network"):
             with_method(fleet, method)
         return
-    config = with_method(fleet, f"sphere+{method}").ppo
+    config = with_method(fleet, f"sphere+{method}").learner
     given = arguments(config)
-    after, metrics = jax.eval_shape(lambda *a: ppo.update(config, *a), *given)
+    after, metrics = jax.eval_shape(config.update, *given)
     assert jax.tree.structure(given[0]) == jax.tree.structure(after)
     for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(given[0]), jax.tree.leaves(after), strict=True):
         assert (a.shape, a.dtype, a.weak_type) == (b.shape, b.dtype, b.weak_type), jax.tree_util.keystr(path)
-    assert all(leaf.shape == () for leaf in metrics)
+    assert all(leaf.shape == () for leaf in metrics.values())
 
 
 def test_packed_parameters_change_nothing(monkeypatch):
     """All methods that look at carried parameters, against an update that carries networks as they are."""
     config = BRIEF
-    state = ppo.init(config, OBS, ACT, jnp.uint32(3))
+    state = alone(fresh(config, jnp.array([3], jnp.uint32)))
     rest = arguments(config)[1:]
-    packed = jax.jit(lambda state: ppo.update(config, state, *rest))(state)
-    monkeypatch.setattr(ppo, "packing", lambda tree: (lambda t: t, lambda t: t))
-    plain = jax.jit(lambda state: ppo.update(config, state, *rest))(state)
-    assert packed[1].replaced > 0
+    packed = jax.jit(lambda state: config.update(state, *rest))(state)
+    monkeypatch.setattr(states, "packing", lambda tree: (lambda t: t, lambda t: t))
+    plain = jax.jit(lambda state: config.update(state, *rest))(state)
+    assert packed[1]["replaced"] > 0
     for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(packed), jax.tree.leaves(plain), strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5, err_msg=jax.tree_util.keystr(path))
 
@@ -201,21 +211,24 @@ def test_a_run_of_a_fleet_with_methods_equals_the_run_alone():
     config = BRIEF
     seeds = (4, 5, 6)
     numbers = jnp.asarray(seeds, jnp.uint32)
-    state = ppo.init_fleet(config, OBS, ACT, numbers)
+    state = fresh(config, numbers)
     rollout = experience(config, 3)
-    fleet = (state, hyper([0.0] * 3), rollout, numbers, jnp.int32(0), jnp.float32(0.25))
-    together, metrics = jax.jit(partial(ppo.side_by_side, config))(*fleet)
-    alone, own_metrics = updated(config, run(state, 1), hyper([0.0]), run(rollout, 1), seeds[1:2])
-    for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(run(together, 1)), jax.tree.leaves(alone), strict=True):
+    clock = Clock(jnp.int32(0), jnp.float32(0.25))
+    fleet = (state, hyper([0.0] * 3), rollout._asdict(), numbers, clock)
+    together, metrics = jax.jit(partial(rows.side_by_side, config))(*fleet)
+    single, own_metrics = updated(config, run(state, 1), hyper([0.0]), run(rollout, 1), seeds[1:2])
+    for (path, a), b in zip(
+        jax.tree_util.tree_leaves_with_path(run(together, 1)), jax.tree.leaves(single), strict=True
+    ):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4, err_msg=jax.tree_util.keystr(path))
-    assert metrics.replaced[1] == own_metrics.replaced[0] > 0
+    assert metrics["replaced"][1] == own_metrics["replaced"][0] > 0
 
 
 def test_what_is_due_rarely_stays_a_branch_in_a_fleet():
     """ReDo's period is the same for all runs: under `vmap` it must not become a `select` that always does the work."""
     config = with_methods(small(batch_size=9), ReDo())
     given = jax.tree.map(lambda leaf: jnp.zeros((2, *leaf.shape), leaf.dtype), arguments(config)[:4])
-    text = str(jax.make_jaxpr(lambda *a: ppo.side_by_side(config, *a))(*given, jnp.int32(0), jnp.float32(0)))
+    text = str(jax.make_jaxpr(lambda *a: rows.side_by_side(config, *a))(*given, Clock(jnp.int32(0), jnp.float32(0))))
     assert re.search(r"\bcond\[", text)
 
 
@@ -225,21 +238,21 @@ def test_what_is_due_rarely_stays_a_branch_in_a_fleet():
 def test_a_task_switch_keeps_or_renews_what_methods_know():
     config = with_methods(small(), SpectralNorm(layers="hidden"), CChain(), CBP())
     seeds = jnp.array([0, 1], jnp.uint32)
-    fresh = ppo.init_fleet(config, OBS, ACT, seeds)
-    state = jax.tree.map(lambda leaf: leaf + jnp.ones_like(leaf), fresh)
-    kept = ppo.begin_task_fleet(config, state, seeds, True)
-    assert_same_bits(kept.mitigation["cbp"], state.mitigation["cbp"])
-    assert_same_bits(kept.mitigation["spectral-norm"], state.mitigation["spectral-norm"])
-    chain = kept.mitigation["c-chain"]
+    new = fresh(config, seeds)
+    state = jax.tree.map(lambda leaf: leaf + jnp.ones_like(leaf), new)
+    kept = rows.cross(config, Boundary(), state, new, seeds)
+    assert_same_bits(kept.methods["cbp"], state.methods["cbp"])
+    assert_same_bits(kept.methods["spectral-norm"], state.methods["spectral-norm"])
+    chain = kept.methods["c-chain"]
     assert not np.any([chain[name] for name in ("steps", "iterations")])
     np.testing.assert_array_equal(chain["weight"], 100)
-    renewed = ppo.begin_task_fleet(config, state, seeds, False)
-    assert_same_bits(renewed.mitigation["cbp"], fresh.mitigation["cbp"])
-    assert_same_bits(renewed.mitigation["c-chain"]["previous"], state.actor)  # of the networks as they are
+    renewed = rows.cross(config, Boundary(methods=False), state, new, seeds)
+    assert_same_bits(renewed.methods["cbp"], new.methods["cbp"])
+    assert_same_bits(renewed.methods["c-chain"]["previous"], state.nets["actor"])  # of the networks as they are
     for before in (kept, renewed):
-        assert_same_bits((before.actor, before.critic), (state.actor, state.critic))
-    plain = filled(small(), runs=2)
-    assert ppo.begin_task_fleet(small(), plain, seeds, False) is plain
+        assert_same_bits((before.nets, before.moments), (state.nets, state.moments))
+    gone = rows.cross(config, NOTHING, state, new, seeds)
+    assert_same_bits(gone, new)
 
 
 def test_boundaries_reach_the_methods(tmp_path):
@@ -247,7 +260,7 @@ def test_boundaries_reach_the_methods(tmp_path):
     ages = {}
     for name, boundary in {
         "kept": Boundary(),
-        "renewed": Boundary(mitigation=False),
+        "renewed": Boundary(methods=False),
         "gone": Boundary(parameters=False),
     }.items():
         fleet = loop.Fleet(dataclasses.replace(config, boundary=boundary), tmp_path)
@@ -255,7 +268,7 @@ def test_boundaries_reach_the_methods(tmp_path):
             fleet.begin_task()
             fleet.groups[0].advance(Order(0, 0, 1.0))
             fleet.groups[0].enter(config.tasks[1], fleet.config.kept)
-            ages[name] = int(np.max(fleet.state.mitigation["cbp"]["critic"]["expert"][0].age))
+            ages[name] = int(np.max(fleet.state.methods["cbp"]["critic"]["expert"][0].age))
         finally:
             fleet.close()
     assert ages == {"kept": 32, "renewed": 0, "gone": 0}
@@ -269,21 +282,21 @@ def test_methods_have_the_names_under_which_they_are_chosen():
     for name in [*method_names(), "sphere+layernorm", "c-chain+cbp+spectral-norm"]:
         config = with_method(start, name)
         assert set(method_name(config).split("+")) == set(name.split("+"))
-        assert rebuild(FleetConfig, json.loads(json.dumps(run_directory.plain(dataclasses.asdict(config))))) == config
+        assert from_json(json.loads(json.dumps(to_json(config)))) == config
     assert with_method(start, "pw") == with_method(start, "parseval")
-    assert with_method(start, "sphere").ppo.penalty == start.ppo.penalty
+    assert with_method(start, "sphere") == start
     assert with_method(start, "cbp").rho == (0.0,)
     assert method_name(start) == "sphere"  # what presets are by default
-    assert with_method(start, "pw").ppo.mitigations.parseval.weight == 1e-3
-    assert with_method(preset("humanoidbench-crl"), "pw").ppo.mitigations.parseval.weight == 1e-4
+    assert with_method(start, "pw").learner.methods == (Parseval(weight=1e-3),)
+    assert with_method(preset("humanoidbench-crl"), "pw").learner.methods == (Parseval(weight=1e-4),)
 
 
 def test_actors_have_the_names_of_the_paper():
     start = preset("metaworld-crl")
-    assert {name: with_actor(start, name).ppo.actor.kind for name in ACTORS} == ACTORS
-    wide = tenfold(with_actor(start, "ppo-10x"))
-    assert wide.ppo.actor == NetConfig(kind="mlp", width=834)  # docs/deviations.md
-    assert wide.ppo.critic == start.ppo.critic
+    assert {name: with_actor(start, name).learner.actor.kind for name in ACTORS} == ACTORS
+    wide = tenfold(with_actor(start, "ppo-10x"), 39, 4)
+    assert wide.learner.actor == NetConfig(kind="mlp", width=834)  # docs/deviations.md
+    assert wide.learner.critic == start.learner.critic
 
 
 @pytest.mark.parametrize(
@@ -300,7 +313,7 @@ def test_actors_have_the_names_of_the_paper():
 )
 def test_a_method_that_does_not_apply_is_refused(actor, method, sentence):
     with pytest.raises(ValueError, match=re.escape(sentence)):
-        with_methods(dataclasses.replace(PPOConfig(), actor=actor), method)
+        with_methods(dataclasses.replace(PPO(), actor=actor), method)
 
 
 @pytest.mark.parametrize("method", [LayerNorm(), Sphere(), CChain(), LoadBalance(), CBP(placement="actor")])
@@ -318,26 +331,27 @@ def test_both_are_all_networks_of_a_learner():
 
 
 def test_methods_by_name_have_labels_and_one_has_a_strength():
-    assert list(METHODS) == [name for name in method_names() if name != "none"]
-    assert [method.label for method in METHODS.values()] == [
+    methods = {name: registry.method(name) for name in method_names() if name != "none"}
+    assert [method.name for method in methods.values()] == list(methods)
+    assert [method.label for method in methods.values()] == [
         *("SPHERE", "LN", "Spectral Normalization", "C-CHAIN", "CBP", "PW", "ReDo"),
         *("Spectral Regularization", "Load balancing"),
     ]
-    assert {method.name: method.strength for method in METHODS.values() if method.strength} == {"sphere": "rho"}
+    assert {method.name: method.strength for method in methods.values() if method.strength} == {"sphere": "rho"}
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("--method cpb", "did you mean 'cbp'?"),
-        ("--method sphere+layernrm", "did you mean 'layernorm'?"),
+        ("--method cpb", "did you mean cbp?"),
+        ("--method sphere+layernrm", "did you mean layernorm?"),
         ("--method none sphere cbp", "do not share a program"),
         ("--method cbp+cbp", "name each method once"),
         ("--method none+cbp", "none alone"),
         ("--method redo --cbp.decay 0.9", "--cbp.decay is a setting of the method cbp, which is not chosen"),
-        ("--method cbp --rho 0.1", "no effect without a penalty"),
+        ("--method cbp --rho 0.1", "no effect without SPHERE"),
         ("--method load-balance --actor ppo", "needs experts to balance"),
-        ("--actor topk", "did you mean 'top-k'?"),
+        ("--actor topk", "did you mean top-k?"),
     ],
 )
 def test_mistakes_on_the_command_line_are_answered_with_a_sentence(words, sentence, capsys):
@@ -352,19 +366,18 @@ def test_methods_and_their_settings_on_the_command_line(tmp_path, capsys, monkey
     monkeypatch.setattr(loop, "train", lambda fleet, out, **_: saved.update(fleet=fleet, out=str(out)))
     words = "train --preset probe-crl --method cbp+layernorm --actor ds-moe --layernorm.placement both".split()
     assert main([*words, "--cbp.replacement-rate", "1e-3"]) == 0
-    assert saved["fleet"].ppo.mitigations.cbp == CBP(replacement_rate=1e-3)
-    assert saved["fleet"].ppo.mitigations.layernorm.placement == "both"
-    assert saved["fleet"].ppo.actor.kind == "deepseek"
+    assert saved["fleet"].learner.methods == (LayerNorm(placement="both"), CBP(replacement_rate=1e-3))
+    assert saved["fleet"].learner.actor.kind == "deepseek"
     assert saved["out"] == "runs/probe-crl-ds-moe-cbp+layernorm"
     assert main("train --preset probe-crl --method=sphere --sphere.variant gate --rho 0 0.2".split()) == 0
-    assert saved["fleet"].ppo.penalty.variant == "gate"
+    assert saved["fleet"].learner.methods == (Sphere(variant="gate"),)
     assert saved["fleet"].rho == (0.0, 0.2)
     assert main("train --preset probe-crl --actor ppo-10x --method none".split()) == 0
-    assert saved["fleet"].ppo.actor.width > 3 * 32
+    assert saved["fleet"].learner.actor.width > 3 * 32
     assert main("train --preset probe-crl --seeds 0 1".split()) == 0
     assert saved["fleet"] == dataclasses.replace(preset("probe-crl"), seeds=(0, 1))
     with pytest.raises(SystemExit):
         main("train --preset probe-crl --method cbp --help".split())
     said = capsys.readouterr().out
-    assert "--ppo.mitigations.cbp.maturity" in said
+    assert "--cbp.maturity" in said
     assert "spectral-norm" in said

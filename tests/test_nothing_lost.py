@@ -1,6 +1,5 @@
 """Work that exists is not emptied, replaced or mixed up by a command that meant well."""
 
-import dataclasses
 import json
 import shutil
 import sys
@@ -8,16 +7,15 @@ import types
 
 import fleets
 import pytest
-from fleets import TINY
+from fleets import TINY, changed
 
 from sphere.cli import demo
 from sphere.cli.main import main
-from sphere.storage import run_directory
 from sphere.storage.export import export
 from sphere.storage.fleet_directory import check_nothing_is_lost
 from sphere.training.loop import train
 
-ONE = dataclasses.replace(TINY, seeds=(0,), rho=(0.0,), steps_per_task=192, workers=0)  # a checkpoint every 128 steps
+ONE = changed(TINY, seeds=(0,), rho=(0.0,), steps_per_task=192, workers=0)  # a checkpoint every 128 steps
 
 
 def contents(directory):
@@ -36,7 +34,7 @@ def fleet(trained, tmp_path):
     return shutil.copytree(trained, tmp_path / "fleet")
 
 
-def test_records_without_their_checkpoints_are_not_begun_anew(fleet, capsys):
+def test_records_without_their_checkpoints_are_not_started_over(fleet, capsys):
     for path in fleet.glob("checkpoint-*.npz"):
         path.unlink()
     before = contents(fleet)
@@ -46,19 +44,18 @@ def test_records_without_their_checkpoints_are_not_begun_anew(fleet, capsys):
     assert contents(fleet) == before
 
 
-@pytest.mark.parametrize("later", [1, 100])
-def test_when_a_checkpoint_was_due_is_what_the_run_began_with(fleet, tmp_path, later):
-    """Whatever fleet.json says since: of a fleet that had checkpoints nothing is emptied, one that had none goes on."""
+def test_when_a_checkpoint_was_due_is_what_the_run_began_with(fleet, tmp_path):
+    """By its own record: of a fleet that had checkpoints nothing is emptied, one that had none goes on."""
     for path in fleet.glob("checkpoint-*.npz"):
         path.unlink()
-    changed = dataclasses.replace(ONE, checkpoint_every=later)
+    names = [run.name for run in ONE.runs]
     with pytest.raises(FileNotFoundError, match="no checkpoint to go on from"):
-        check_nothing_is_lost(changed, fleet, resume=True)
+        check_nothing_is_lost(fleet, names, resume=True)
     fleets.write(ONE, tmp_path / "other")
     (run,) = (tmp_path / "other").glob("rho*")
     lines = (fleet / run.name / "metrics.jsonl").read_text().splitlines(keepends=True)
     (run / "metrics.jsonl").write_text("".join(line for line in lines if json.loads(line)["step"] <= 128))
-    check_nothing_is_lost(changed, tmp_path / "other", resume=True)
+    check_nothing_is_lost(tmp_path / "other", names, resume=True)
 
 
 def test_records_without_a_fleet_are_not_trained_over(fleet, tmp_path):
@@ -69,11 +66,11 @@ def test_records_without_a_fleet_are_not_trained_over(fleet, tmp_path):
     assert contents(tmp_path / "results") == before  # no fleet.json either, by which they could be resumed
 
 
-def test_a_fleet_killed_before_its_first_checkpoint_begins_anew_and_says_so(trained, tmp_path, capsys):
+def test_a_fleet_killed_before_its_first_checkpoint_starts_over_and_says_so(trained, tmp_path, capsys):
     """As long as records are no further than the first checkpoint would be. TensorBoard, too, has every step once."""
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     fleets.write(ONE, tmp_path / "fleet")
-    fleets.cut_after(2, dataclasses.replace(ONE, checkpoint_every=3), tmp_path / "fleet")
+    fleets.cut_after(2, changed(ONE, checkpoint_every=3), tmp_path / "fleet")
     assert not list((tmp_path / "fleet").glob("checkpoint-*.npz"))
     train(ONE, tmp_path / "fleet", resume=True)
     assert "there is no checkpoint yet: from the start" in capsys.readouterr().err
@@ -83,48 +80,12 @@ def test_a_fleet_killed_before_its_first_checkpoint_begins_anew_and_says_so(trai
     assert [event.step for event in board.Scalars("train/policy_loss")] == [64 * i for i in range(1, 7)]
 
 
-def demo_at(path, **changes):
-    path.mkdir()
-    settings = run_directory.plain(dataclasses.asdict(demo.DEMO)) | changes
-    (path / "fleet.json").write_text(json.dumps(settings))
-    return path
-
-
-def test_the_demo_replaces_an_earlier_demo_alone(tmp_path):
-    demo.make_room(demo_at(tmp_path / "demo", workers=7))  # how it was trained makes no difference
-    assert not (tmp_path / "demo").exists()
-    earlier = demo_at(tmp_path / "demo")
-    settings = json.loads((earlier / "fleet.json").read_text())
-    del settings["boundary"]["mitigation"]  # by a version that did not have it
-    (earlier / "fleet.json").write_text(json.dumps(settings))
-    demo.make_room(earlier)
-    assert not earlier.exists()
-    for name, changes in (("seeds", {"seeds": [5]}), ("tasks", {"tasks": ["metaworld/hammer"]})):
-        other = demo_at(tmp_path / name, **changes)
-        with pytest.raises(FileExistsError, match="holds another fleet"):
-            demo.make_room(other)
-        assert (other / "fleet.json").exists()
-    for name, text in (("list", "[]"), ("cut-off", "")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "fleet.json").write_text(text)
-        with pytest.raises(FileExistsError, match="holds another fleet"):
-            demo.make_room(tmp_path / name)
-    (tmp_path / "photos").mkdir()
-    (tmp_path / "photos" / "one.png").touch()
-    with pytest.raises(FileExistsError, match="holds something else"):
-        demo.make_room(tmp_path / "photos")
-
-
-def test_the_demo_waits_for_one_that_is_running(tmp_path):
-    running = demo_at(tmp_path / "demo")
-    with run_directory.lock_directory(running), pytest.raises(RuntimeError, match="another process writes to"):
-        demo.make_room(running)
-    assert (running / "fleet.json").exists()
-
-
-def test_the_demo_begins_where_one_was_left_before_anything_was_written(tmp_path):
-    (tmp_path / "lock").touch()
-    demo.make_room(tmp_path)
+def test_a_demo_goes_beside_earlier_ones(tmp_path):
+    wanted = tmp_path / "demo"
+    assert demo.free_place(wanted) == wanted
+    wanted.mkdir()
+    (tmp_path / "demo-2").touch()
+    assert demo.free_place(wanted) == tmp_path / "demo-3"
 
 
 def test_a_copy_does_not_replace_a_run_in_training(fleet, tmp_path):
@@ -150,7 +111,7 @@ class Wandb:
 def test_wandb_has_a_run_for_every_fleet_and_a_step_once(trained, tmp_path, monkeypatch):
     service = Wandb()
     monkeypatch.setitem(sys.modules, "wandb", service)
-    config = dataclasses.replace(ONE, wandb="project")
+    config = changed(ONE, wandb="project")
     for place in ("a", "b"):  # of one name
         train(config, tmp_path / place / "fleet", quiet=True)
     first, second = service.runs.values()

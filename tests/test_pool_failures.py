@@ -122,7 +122,7 @@ def test_closing_twice_by_with_and_by_collection(patient):
 
 
 def script(body, tmp_path, trouble="none"):
-    """A learner, without any `if __name__`, that says the ids of its two workers, then does `body`."""
+    """A learner, without any `if __name__`, that notes the ids of its two workers, then does `body`."""
     text = f"""
         import os, signal, sys
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit "ignore"
@@ -132,14 +132,16 @@ def script(body, tmp_path, trouble="none"):
         from sphere.envs.pool import Pool
         pool = Pool(Walk, "walk", 4, workers=2, settings={{"trouble": sys.argv[1], "sign": sys.argv[2]}})
         pool.reset()
-        print(*[worker.process.pid for worker in pool._workers], flush=True)
+        with open(sys.argv[3], "w") as file:
+            print(*[worker.process.pid for worker in pool._workers], file=file)
     """
     path = tmp_path / "learner.py"
     path.write_text(textwrap.dedent(text) + textwrap.dedent(body))
-    words = [sys.executable, "-W", "ignore", str(path), trouble, str(tmp_path / "sign")]
+    words = [sys.executable, "-W", "ignore", str(path), trouble, str(tmp_path / "sign"), str(tmp_path / "pids")]
     learner = processes.start(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert learner.stdout is not None
-    pids = [int(word) for word in learner.stdout.readline().split()]
+    noted = tmp_path / "pids"  # not by its output: a line read from there may take the next one with it
+    processes.until(lambda: noted.exists() and noted.read_text().endswith("\n"), learner)
+    pids = [int(word) for word in noted.read_text().split()]
     assert len(pids) == 2
     return learner, pids
 

@@ -315,6 +315,7 @@ def test_three_minibatches_equal_the_equations():
             "clip_fraction": np.mean(np.abs(ratio - 1) > 0.2),
             "penalty": sphere,
             "coefficient": coefficient,
+            "felt": coefficient * plain_norm(extra_grad) / plain_norm(task_grad),
             "actor_grad_norm": plain_norm(grad),
             "critic_grad_norm": plain_norm(value_grad),
             "learning_rate": rate,
@@ -469,7 +470,7 @@ def test_minibatches_cover_the_rollout_once_per_epoch_and_metrics_are_means(monk
     def spy(config, state, hyper, rate, batch, unpack):
         jax.debug.callback(lambda *leaves: seen.append([np.array(leaf) for leaf in leaves]), *batch, ordered=True)
         number = jnp.mean(batch.obs[:4])  # of part of the minibatch: differs from one to the next
-        return state, Metrics(*(number * i for i in range(10)), finite=number >= 0, replaced=number * 0)
+        return state, Metrics(*(number * i for i in range(11)), finite=number >= 0, replaced=number * 0)
 
     monkeypatch.setattr(ppo, "minibatch", spy)
 
@@ -489,8 +490,8 @@ def test_minibatches_cover_the_rollout_once_per_epoch_and_metrics_are_means(monk
     np.testing.assert_array_equal(np.sort(epochs, axis=1), np.tile(np.arange(24), (5, 1)))
     assert len({tuple(epoch) for epoch in epochs}) == 5
     number = np.mean(order[:, :4])
-    found = [metrics[name] for name in Metrics._fields[:10]]
-    np.testing.assert_allclose(found, number * np.arange(10), rtol=1e-5)
+    found = [metrics[name] for name in Metrics._fields[:11]]
+    np.testing.assert_allclose(found, number * np.arange(11), rtol=1e-5)
     assert bool(metrics["finite"])
     np.testing.assert_array_equal(orders(0, 0)[0], order)
     assert (orders(1, 0)[0] != order).any()
@@ -707,3 +708,20 @@ def test_penalties_go_where_they_are_placed():
             kernel, plain = (after[p].nets[part].trunk.hidden[0].kernel for p in (place, None))
             moved = float(jnp.max(jnp.abs(kernel - plain)))
             assert (moved > 1e-5) if place in (part, "both") else (moved < 1e-7), (place, part)
+
+
+def test_a_penalty_with_a_short_gradient_is_felt_as_rho_says_by_a_relative_floor():
+    """Features a hundredth of their size make the penalty's gradient a millionth: the released floor then holds it down."""
+    config = small(batch_size=9, methods=(Sphere(),))
+    state, numbers = filled(config), hyper(0.5)
+    state = eqx.tree_at(
+        lambda s: s.nets["actor"].trunk.hidden[0].kernel, state, replace_fn=lambda kernel: 1e-2 * kernel
+    )
+    state = eqx.tree_at(lambda s: s.nets["actor"].trunk.hidden[0].bias, state, replace_fn=lambda bias: 1e-2 * bias)
+    (batch,) = random_batches(np.random.default_rng(0), 1, 9, state)
+    felt = {}
+    for floor in (None, 1e-8):
+        one = dataclasses.replace(config, methods=(Sphere(floor=floor),))
+        felt[floor] = float(jax.jit(partial(ppo.minibatch, one))(state, numbers, jnp.float32(1e-3), batch)[1].felt)
+    assert felt[1e-8] == pytest.approx(0.5, rel=1e-3)
+    assert felt[None] < 0.2 * 0.5  # where training warns

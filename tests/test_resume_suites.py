@@ -1,18 +1,16 @@
 """Real simulators under the promise of exact resume: cut off in an episode, a fleet ends with the same numbers."""
 
-import dataclasses
 from pathlib import Path
 
 import fleets
 import kill
 import numpy as np
 import pytest
-from fleets import TINY
+from fleets import TINY, changed
 
 from sphere.envs import assets
 from sphere.training.fleet import Fleet
 from sphere.training.loop import train
-from sphere.training.settings import Simulator
 
 pytestmark = pytest.mark.usefixtures("models_compiled_once")
 ARCHIVE = Path(__file__).parents[2] / "shared" / "data" / "humanoid_bench_assets.tar.xz"
@@ -27,13 +25,13 @@ def config(request, tmp_path_factory):
             if not ARCHIVE.exists():
                 pytest.skip(f"the models of HumanoidBench are not at {ARCHIVE}")
             assets.install("humanoidbench", ARCHIVE, say=lambda line: None)
-        yield dataclasses.replace(
+        yield changed(
             TINY,
             tasks=tuple(f"{request.param}/{task}" for task in TASKS[request.param]),
             seeds=(0,),
             rho=(0.1,),
             steps_per_task=6 * 64,
-            simulator=Simulator(horizon=40),
+            horizon=40,
             workers=0,
         )
 
@@ -72,6 +70,6 @@ def test_a_fleet_cut_off_in_an_episode_goes_on_to_the_same_numbers(config, strai
 
 def test_kill_nine_and_resume_equals_straight_through(config, straight, tmp_path):
     """Real processes with a worker each, killed while records are written."""
-    config = dataclasses.replace(config, workers=1)
+    config = changed(config, workers=1)
     kill.train_with_kills(config, tmp_path / "killed", tmp_path / "cache", kills=2, seed=1)
     assert_same(straight, tmp_path / "killed")

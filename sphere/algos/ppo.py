@@ -63,6 +63,8 @@ class Metrics(NamedTuple):
     """Of all methods that add to a loss, before it is weighted; of several, their sum."""
     coefficient: Float[Array, ""]
     """Its weight; of several, their sum."""
+    felt: Float[Array, ""]
+    """Length of the gradient that a penalty weighted by gradients added, beside the task's: rho, unless a floor holds."""
     actor_grad_norm: Float[Array, ""]
     critic_grad_norm: Float[Array, ""]
     learning_rate: Float[Array, ""]
@@ -276,7 +278,7 @@ def minibatch(
     moved = {role: adam(state.nets[role], state.moments[role], grad, rate) for role, (_, grad) in found.items()}
     terms, error = values["actor"].aux.facts, values["critic"].aux.facts
     norms = {role: norm for role, (_, _, norm) in moved.items()}
-    penalty, coefficient = added(values)
+    penalty, coefficient, felt = added(values)
     stepped = dataclasses.replace(
         state,
         nets={role: net for role, (net, _, _) in moved.items()},
@@ -294,6 +296,7 @@ def minibatch(
         terms.clip_fraction,
         penalty,
         coefficient,
+        felt,
         norms["actor"],
         norms["critic"],
         rate,

@@ -94,15 +94,17 @@ def gradient(
     return values, jax.lax.optimization_barrier(grad)
 
 
-def added(values: Mapping[str, Penalised]) -> tuple[Array, Array]:
-    """Penalties of all methods and networks before they are weighted, and their weights; of several, the sums."""
+def added(values: Mapping[str, Penalised]) -> tuple[Array, Array, Array]:
+    """Penalties of all methods and networks before they are weighted, their weights, and how long the gradient was that a
+    penalty weighted by gradients added, beside the task's; of several, the sums."""
     sides: list[Side] = [one.aux for one in values.values()]
     terms = [term for side in sides for term in side.terms.values()]
     weights = {name: term.weight for side in sides for name, term in side.terms.items()}
     first, *others = values.values()
     penalty = sum((one.penalty for one in others), start=first.penalty)
     coefficient = sum((one.coefficient for one in others), start=first.coefficient)
-    return sum((term.value for term in terms), start=penalty), sum(weights.values(), start=coefficient)
+    felt = sum((one.felt for one in values.values() if one.felt is not None), start=jnp.zeros_like(first.loss))
+    return sum((term.value for term in terms), start=penalty), sum(weights.values(), start=coefficient), felt
 
 
 State = TypeVar("State", bound=TrainState)

@@ -37,7 +37,7 @@ def arrays(actor: GaussianActor) -> dict[str, np.ndarray]:
     return {name: np.asarray(array) for name, array in jax.device_get(named).items()}
 
 
-def _router(trunk: MoE) -> dict[str, jax.Array]:
+def _router(trunk: MoE) -> dict[str, Any]:
     router = trunk.router
     named = {"temperature": router.temperature}
     if isinstance(router, Soft):
@@ -45,7 +45,7 @@ def _router(trunk: MoE) -> dict[str, jax.Array]:
     return named | _mlp("gate", router.gate)
 
 
-def _mlp(name: str, mlp: MLP) -> dict[str, jax.Array]:
+def _mlp(name: str, mlp: MLP) -> dict[str, Any]:
     named = _linear(f"{name}/{len(mlp.hidden)}", mlp.head)
     for i, layer in enumerate(mlp.hidden):
         named |= _linear(f"{name}/{i}", layer)
@@ -54,5 +54,5 @@ def _mlp(name: str, mlp: MLP) -> dict[str, jax.Array]:
     return named
 
 
-def _linear(name: str, layer: Linear) -> dict[str, jax.Array]:
+def _linear(name: str, layer: Linear) -> dict[str, Any]:
     return {f"{name}/kernel": layer.kernel} | ({} if layer.bias is None else {f"{name}/bias": layer.bias})

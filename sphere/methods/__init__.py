@@ -1,4 +1,4 @@
-"""Methods that keep a network plastic, one file each, and the built-in ones by name.
+"""Methods that keep a network plastic, one file each; `sphere.registry` has them by name.
 
 A method is a frozen value with its settings (`method.py` lists its hooks); docs/extending.md adds one.
 """
@@ -16,7 +16,6 @@ from sphere.methods.sphere import Sphere
 
 __all__ = [
     "CBP",
-    "METHODS",
     "CChain",
     "LayerNorm",
     "LoadBalance",
@@ -27,9 +26,3 @@ __all__ = [
     "SpectralReg",
     "Sphere",
 ]
-
-METHODS: dict[str, type[Method]] = {
-    method.name: method
-    for method in (Sphere, LayerNorm, SpectralNorm, CChain, CBP, Parseval, ReDo, SpectralReg, LoadBalance)
-}
-"""By their names on the command line, in the order of a program's methods, by which their random keys are numbered."""

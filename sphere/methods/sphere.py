@@ -48,12 +48,15 @@ class Sphere(PenaltyConfig, Method):
             loss, look, aux = function(params)
             return loss, terms(self, look.net, look.obs, look.trace), aux
 
-        balanced, strengths = penalised_value_and_grad(both, self.coefficient), self.strengths
+        felt = self.coefficient == "gradient-norm"
+        balanced = penalised_value_and_grad(both, self.coefficient, self.floor, felt)
+        strengths = self.strengths
         if strengths is None:
             return balanced
 
         def each(params: Any, rho: Any) -> tuple[Penalised, Any]:
             values, grad = balanced(params, tuple(rho * strength for strength in strengths))
-            return values._replace(penalty=sum(values.penalty), coefficient=sum(values.coefficient)), grad
+            sums = {name: sum(getattr(values, name)) for name in ("penalty", "coefficient")}
+            return values._replace(**sums, felt=sum(values.felt) if felt else None), grad
 
         return each

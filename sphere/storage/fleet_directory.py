@@ -154,9 +154,11 @@ def read_fleet(directory: Path) -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"{directory} holds no fleet (no {FLEET}); name a directory that sphere train wrote")
     data = json.loads(path.read_bytes())
-    if not isinstance(data, dict) or data.get("format") != files.FORMAT:
+    if not isinstance(data, dict) or not {"tasks", "settings"} & data.keys():
+        raise ValueError("these are not the settings of a fleet")
+    if data.get("format") != files.FORMAT:
         raise ValueError(
-            f"{path} was written by another version; its records can be reported, but go on with it by that version"
+            "another version wrote it; sphere report reads its records, but only that version goes on with it"
         )
     return data
 

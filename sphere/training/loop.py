@@ -42,6 +42,7 @@ class Training:
         self.fleet, self.records, self.progress, self.should_stop = fleet, records, progress, should_stop
         self.runs = fleet.config.runs
         self.score = fleet.config.source.score(fleet.config.suite)
+        self.warned = False
 
     def save(self, tree: dict[str, Any]) -> None:
         meta = {"counters": self.fleet.counters(), "positions": self.records.positions()}
@@ -66,6 +67,17 @@ class Training:
         self.records.event(fleet.steps, values, task, index)
         if kind == "evaluation":
             self.report(task, values)
+
+    def check_felt(self, values: list[dict[str, float]]) -> None:
+        """Say once where a penalty acts far more weakly than rho says: its gradient is shorter than the floor of its norm."""
+        for run, one in zip(self.runs, values, strict=True):
+            felt, rho = one.get("train/felt", np.nan), abs(run.numbers["rho"])
+            if not self.warned and felt < 0.2 * rho and one.get("train/coefficient"):
+                self.warned = True
+                self.progress.say(
+                    f"{run.name}: rho {rho:g} is felt as {felt:.2g} only, because the gradient of the penalty is short; "
+                    "for a strength that does not depend on its length add --sphere.floor 1e-8"
+                )
 
     def report(self, task: str, values: list[dict[str, float]]) -> None:
         def mean(name: str) -> float:
@@ -92,6 +104,7 @@ class Training:
             one |= {f"train/{name}": mean for name, mean in means.items()}
         self.records.event(fleet.steps, values, task, order.task_index)
         self.check_finite(task, done.metrics["finite"])
+        self.check_felt(values)
         self.progress.advance(task, fleet.steps * len(self.runs))
         if done.evaluated is not None:
             self.record(order.task_index, "evaluation", *done.evaluated)
