@@ -151,7 +151,7 @@ def attach(
     """
     module = target if isinstance(target, nn.Module) else None
     params = module.parameters() if module is not None else target
-    attached = Attached(params, rho, coefficient, floor, scaler, ddp)  # type: ignore[arg-type]
+    attached = Attached(params, rho, coefficient, floor, scaler, ddp)
     if module is None:
         return attached
     if penalty is None and not hasattr(module, "mixture"):
