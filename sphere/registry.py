@@ -106,6 +106,8 @@ def suite(name: str) -> Any:
 
 def _find(place: dict[str, Found], kind: str, name: str) -> Found:
     if name not in place:
+        load_plugins()
+    if name not in place:
         raise unknown(kind, name, place)
     found = place[name]
     if isinstance(found, str):

@@ -1,7 +1,10 @@
 """A fleet of any learner: its functions for every row of a leading run axis, compiled once per program.
 
 On a GPU all runs are computed side by side; on a CPU an update takes them one after the other, each as if it were
-alone. The state that goes into an update is donated.
+alone. The state that goes into an update is donated. An update is one call for all its minibatches; metrics are
+reduced on the device and read once per iteration. GPU kernels are chosen by rule and not by timing
+(`Learner.deterministic`): two processes that time them may choose differently, and then a resumed run would not end
+with the numbers of an undisturbed one.
 """
 
 import dataclasses

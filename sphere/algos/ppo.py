@@ -6,7 +6,6 @@ The equations are in `ppo_equations.py`; a fleet of it is made by `fleet.py`.
 import dataclasses
 import math
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -14,8 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Integer
 
-from sphere.algos.learner import Clock, Data, DataSpec, Keep, Learner, Numbers
-from sphere.algos.optimiser import clipped_adam
+from sphere.algos.learner import Clock, Data, DataSpec, Keep, Learner, Numbers, made_up
 from sphere.algos.ppo_equations import Batch, Rollout, actor_loss, adapt_rate, critic_loss, prepare
 from sphere.algos.state import (
     INIT_ACTOR,
@@ -32,7 +30,7 @@ from sphere.algos.state import (
     init_moments,
     of_methods,
 )
-from sphere.algos.step import Surroundings, added, after_step, gradient
+from sphere.algos.step import Surroundings, added, descend
 from sphere.errors import in_range
 from sphere.methods import Method, Sphere
 from sphere.methods.method import check_methods, overrides
@@ -229,15 +227,8 @@ class PPO(Learner):
     def trial(self, spec: DataSpec, runs: int) -> tuple["PPO", dict[str, Any], float]:
         """A few minibatches: enough for the clock, few enough to wait for."""
         few = dataclasses.replace(self, num_envs=1, rollout_steps=8 * self.batch_size, epochs=1)
-        shape = (runs, few.rollout_steps, 1)
-        zeros, none = np.zeros(shape, np.float32), np.zeros(shape, bool)
-        # evenly spread numbers: a router that sees equal states would send all of them to the same experts
-        obs = np.sin(np.arange(math.prod((*shape, *spec.observation)), dtype=np.float32)).reshape(
-            *shape, *spec.observation
-        )
-        action = np.zeros((*shape, spec.action), np.float32)
-        data: dict[str, Any] = {"reward": zeros, "log_prob": zeros, "terminated": none, "done": none}
-        data |= {"obs": obs, "next_obs": obs, "action": action}
+        data = made_up(spec, runs, few.rollout)
+        data["log_prob"] = data["reward"]
         return few, data, self.epochs * self.iteration_steps / few.rollout_steps
 
 
@@ -257,28 +248,31 @@ def minibatch(
     around: Surroundings = Surroundings(),  # noqa: B008 - a value
 ) -> tuple[PPOState, Metrics]:
     """One gradient step of the actor, then of the critic, then what methods do after a step."""
-    methods = config.methods
     rate = scheduled_rate if config.target_kl is None else state.rate
     losses = {
         "actor": lambda net: actor_loss(net, batch, config.clip, config.entropy_coefficient),
         "critic": lambda net: critic_loss(net, batch, config.value_coefficient),
     }
-    found = {role: gradient(methods, state, numbers, role, loss, batch.obs, around) for role, loss in losses.items()}
-    values = {role: one for role, (one, _) in found.items()}
-    adam = partial(clipped_adam, max_norm=config.max_grad_norm, eps=config.adam_eps)
-    moved = {role: adam(state.nets[role], state.moments[role], grad, rate) for role, (_, grad) in found.items()}
-    terms, error = values["actor"].aux.facts, values["critic"].aux.facts
-    norms = {role: norm for role, (_, _, norm) in moved.items()}
-    penalty, coefficient, felt = added(values)
-    stepped = dataclasses.replace(
-        state,
-        nets={role: net for role, (net, _, _) in moved.items()},
-        moments={role: moments for role, (_, moments, _) in moved.items()},
-        rate=state.rate if config.target_kl is None else adapt_rate(state.rate, terms.kl, config.target_kl),
-    )
     fraction = scheduled_rate / numbers["learning_rate"] if config.target_kl is None else jnp.ones_like(rate)
-    task_losses = {"actor": terms.policy_loss, "critic": error}
-    stepped, replaced = after_step(methods, state, stepped, values, task_losses, fraction, around)
+    stepped, found = descend(
+        config.methods,
+        state,
+        numbers,
+        losses,
+        batch.obs,
+        rate,
+        around,
+        max_norm=config.max_grad_norm,
+        eps=config.adam_eps,
+        rate_fraction=fraction,
+        # without the entropy bonus and the value coefficient
+        task_losses=lambda side: {"actor": side["actor"].facts.policy_loss, "critic": side["critic"].facts},
+    )
+    values, norms = found.values, found.norms
+    terms, error = values["actor"].aux.facts, values["critic"].aux.facts
+    penalty, coefficient, felt = added(values)
+    if config.target_kl is not None:
+        stepped = dataclasses.replace(stepped, rate=adapt_rate(state.rate, terms.kl, config.target_kl))
     metrics = Metrics(
         terms.policy_loss,
         error,
@@ -292,6 +286,6 @@ def minibatch(
         norms["critic"],
         rate,
         jnp.isfinite(norms["actor"] + norms["critic"] + values["actor"].loss + values["critic"].loss),
-        replaced,
+        found.replaced,
     )
     return stepped, metrics

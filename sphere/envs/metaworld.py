@@ -2,7 +2,9 @@
 
 Models, resets and goals are the package's own (`metaworld` 3.1.1, by way of `metaworld_origin`). Its step is not: one
 simulation after another is moved on, and observations, rewards and success of all are then computed at once.
-`metaworld_verify` compares the two.
+`metaworld_verify` compares the two. Goals are drawn by the package's reset, from the generator of (run seed, task,
+index, episode). A task is a row of a table: where its objects are found, which distances its reward reads, and the
+reward.
 
 All environments of a batch share one model, 20 MB; an environment has its own `MjData`, under 1 MB, and where a reset
 places a part of the scene, its position, which is written into the model before a step.

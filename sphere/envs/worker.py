@@ -19,7 +19,6 @@ import sys
 import threading
 import time
 import traceback
-import types
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -167,12 +166,12 @@ def main() -> None:
     parent, read, write, doorbells, index = map(int, sys.argv[1:6])
     exit_with_parent(parent)
     sys.path[:] = sys.argv[6].split(os.pathsep)
-    # `import sphere` may bring jax, 300 MB and seconds. Workers need `sphere.envs` only: a bare package.
-    package = types.ModuleType("sphere")
-    package.__path__ = [str(Path(__file__).parents[1])]
-    sys.modules["sphere"] = package
+    # Found by its place, in case the learner's directory has changed since. It imports nothing by itself: jax stays
+    # out.
+    sys.path.insert(0, str(Path(__file__).parents[2]))
     from sphere.envs.batch import Share
 
+    del sys.path[0]
     doorbell = None if doorbells < 0 else Doorbell(doorbells, index)
     serve(Share(), Connection(read, writable=False), Connection(write, readable=False), doorbell)
 

@@ -188,6 +188,6 @@ def trainable(params: Iterable[Tensor]) -> list[Tensor]:
 def _result(
     loss: Tensor, terms: Sequence[Tensor], lambdas: Sequence[float], felt: Sequence[float], several: bool
 ) -> Penalised:
-    kind = {"dtype": torch.promote_types(loss.dtype, torch.float32), "device": loss.device}
+    kind: Any = {"dtype": torch.promote_types(loss.dtype, torch.float32), "device": loss.device}
     columns = [[term.detach() for term in terms], *([torch.tensor(v, **kind) for v in c] for c in (lambdas, felt))]
     return Penalised(loss.detach(), *(tuple(column) if several else column[0] for column in columns))

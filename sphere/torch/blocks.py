@@ -91,10 +91,10 @@ def _groups(counts: list[int], device: torch.device) -> Iterator[tuple[list[int]
         if count:
             by_load.setdefault(count.bit_length(), []).append(expert)
     for group in by_load.values():
-        count = torch.tensor([counts[expert] for expert in group], device=device)[:, None]
+        load = torch.tensor([counts[expert] for expert in group], device=device)[:, None]
         start = torch.tensor([starts[expert] for expert in group], device=device)[:, None]
         place = torch.arange(max(counts[expert] for expert in group), device=device)[None, :]
-        yield group, torch.where(place < count, start + place, total)
+        yield group, torch.where(place < load, start + place, total)
 
 
 def _within(sample: Tensor, places: Tensor, empty: int, first: int, end: int, most: int) -> Tensor:

@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,7 +40,7 @@ def check(
     """A rho for each term."""
     if coefficient not in known:
         raise ValueError(f"coefficient {coefficient!r} is not known; use {', '.join(known[:-1])} or {known[-1]}")
-    rhos = list(rho) if isinstance(rho, tuple | list) else [rho] * terms
+    rhos: list[Any] = list(rho) if isinstance(rho, tuple | list) else [rho] * terms
     if len(rhos) != terms:
         raise ValueError(f"{len(rhos)} values of rho for a penalty of {terms} terms; give one, or one for each")
     for one in rhos:

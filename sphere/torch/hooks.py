@@ -80,7 +80,7 @@ class Attached:
         self._added = found
         self._before = [None if w.grad is None else w.grad.clone() for w in self.params]
         # queued twice: once for the end of the pass, and once more to come after DistributedDataParallel's own
-        engine = Variable._execution_engine  # type: ignore[attr-defined]
+        engine = Variable._execution_engine
         engine.queue_callback(lambda: engine.queue_callback(self._finish))
 
     def _finish(self) -> None:
@@ -151,7 +151,7 @@ def attach(
     """
     module = target if isinstance(target, nn.Module) else None
     params = module.parameters() if module is not None else target
-    attached = Attached(params, rho, coefficient, floor, scaler, ddp)  # type: ignore[arg-type]
+    attached = Attached(params, rho, coefficient, floor, scaler, ddp)
     if module is None:
         return attached
     if penalty is None and not hasattr(module, "mixture"):

@@ -47,7 +47,7 @@ class Captured:
             handle.remove()
         for block in self._blocks:
             del block.sphere_captured
-        self._model.set_experts_implementation(self._before)  # type: ignore[operator]
+        self._model.set_experts_implementation(self._before)
         self.mixtures = {}
 
     def __enter__(self) -> "Captured":
@@ -70,7 +70,7 @@ class Captured:
 
     def keep(self, block: nn.Module, features: Tensor, experts: Tensor) -> None:
         if self._recording:
-            self.mixtures[self._blocks[block]] = Mixture(features, experts, block.num_experts)  # type: ignore[arg-type]
+            self.mixtures[self._blocks[block]] = Mixture(features, experts, block.num_experts)
 
 
 def _without(mask: Tensor, mixture: Mixture) -> Mixture:
@@ -105,13 +105,13 @@ def capture(model: nn.Module) -> Captured:
         raise ValueError("the experts are spread over processes, each of which sees some of them: not supported")
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-    before = model.get_experts_implementation()  # type: ignore[operator]
+    before = model.get_experts_implementation()
     inner = {block: _implementation(block) for block in blocks}
     ALL_EXPERTS_FUNCTIONS.register(NAME, _captured_forward)
-    model.set_experts_implementation(NAME)  # type: ignore[operator]
+    model.set_experts_implementation(NAME)
     captured = Captured(model, blocks, before)
     for block in blocks:
-        block.sphere_captured = (captured, inner[block])  # type: ignore[assignment]
+        block.sphere_captured = (captured, inner[block])
     return captured
 
 
@@ -119,8 +119,8 @@ def _is_bank(block: nn.Module) -> bool:
     return all(hasattr(block, name) for name in ("down_proj", "num_experts", "has_gate", "is_transposed"))
 
 
-def _implementation(block: nn.Module) -> Callable[..., tuple[Tensor, Tensor]]:
-    name = block.config._experts_implementation or "eager"  # type: ignore[union-attr]
+def _implementation(block: Any) -> Callable[..., tuple[Tensor, Tensor]]:
+    name = block.config._experts_implementation or "eager"
     known = {"eager": _eager, "batched_mm": _batched, "grouped_mm": _grouped}
     if name not in known:
         raise ValueError(
@@ -131,7 +131,7 @@ def _implementation(block: nn.Module) -> Callable[..., tuple[Tensor, Tensor]]:
 
 
 def _captured_forward(block: nn.Module, hidden: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
-    captured, inner = block.sphere_captured  # type: ignore[misc]
+    captured, inner = block.sphere_captured
     output, features = inner(block, hidden, experts, weights)
     # computed also where nobody keeps it: a checkpoint wants the same operations when it runs a block again
     captured.keep(block, features * weights[:, :, None], experts)

@@ -1,4 +1,12 @@
-"""A fleet: all its runs between two iterations, and the steps that move them."""
+"""A fleet: all its runs between two iterations, and the steps that move them.
+
+A fleet is one group of runs or, where a GPU learns, several, with a thread and worker processes of its own each: some
+collect while another learns. How runs are divided is a property of the source. A group evaluates its runs, takes their
+diagnostics, goes into the next task and copies its state for a checkpoint by itself, when it gets there (`Order` says
+what an iteration has to do). None waits for the others, but it may be only `AHEAD` iterations before them; to stop, the
+others catch up. Groups share nothing, so their numbers are those of smaller fleets, to the bit, and checkpoints do not
+know how a fleet was divided.
+"""
 
 from collections import deque
 from collections.abc import Callable

@@ -2,6 +2,13 @@
 
 Everything random is a function of (seed, purpose, counter), so a checkpoint needs arrays and counters only, and a run
 that was killed and resumed ends with the same numbers as one that was not.
+
+A task switch keeps what `Boundary` says under `crl`; under `rl` everything starts again from the same seed. Evaluation
+has environments of its own, seeded with the run's seed + 2**32: the same episodes every time. At the end of a sequence
+all tasks are evaluated once more (`final`), with `retention` at every boundary. The first Ctrl-C, or SIGTERM unless
+somebody else has a handler for it, finishes what has begun, saves and leaves; a second Ctrl-C leaves at once. NaN stops
+the fleet and names run, step and last good checkpoint. An exception in a simulator closes every process and shows the
+worker's traceback.
 """
 
 import signal
