@@ -15,7 +15,7 @@ from networks import forward, network, np_forward, states
 import sphere
 from sphere import ntk
 from sphere import penalty as penalties
-from sphere.coefficient import penalised_value_and_grad
+from sphere.coefficient import global_norm, penalised_value_and_grad
 from sphere.methods.method import Look
 from sphere.methods.sphere import Sphere
 from sphere.nets import expert_signals
@@ -359,9 +359,9 @@ def test_in_training_each_term_is_felt_as_rho_says(variant, weight):
     values, got = jax.jit(Sphere(**vars(config)).gradient("actor", function))(params, 0.1)
     task = jax.jit(jax.grad(lambda params: function(params)[0]))(params)
     parts = [jax.jit(jax.grad(part), static_argnums=1)(params, i) for i in range(2)]
-    want, length = task, float(penalties.global_norm(task))
+    want, length = task, float(global_norm(task))
     for strength, part in zip((0.1, 0.1 * weight), parts, strict=True):
-        share = strength * length / float(penalties.global_norm(part))
+        share = strength * length / float(global_norm(part))
         want = jax.tree.map(lambda w, p, share=share: w + share * p, want, part)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-9)
