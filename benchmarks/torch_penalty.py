@@ -45,7 +45,7 @@ def step(block: Block, optimiser: torch.optim.Optimizer, x: Tensor, way: str, sa
     if way == "none":
         loss.backward()
     else:
-        penalty = st.routed_penalty(*mixture, samples)
+        penalty = st.routed_penalty(mixture.features, mixture.experts, mixture.num_experts, samples)
         floor = 1e-12 if way == "gradient-norm" else None
         st.penalised_backward(loss, penalty, block.parameters(), 1e-3, way, floor=floor)
     optimiser.step()
