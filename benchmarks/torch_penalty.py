@@ -1,6 +1,7 @@
 """What the penalty adds to a training step of one Mixtral-shaped block in PyTorch: python -m benchmarks.torch_penalty
 
-Experts 8 and 128, two chosen, 4,096 tokens, width 1,024, bfloat16 on a GPU. `--tokens 512 --width 64` for a small machine.
+Experts 8 and 128, two chosen, 4,096 tokens, width 1,024, bfloat16 on a GPU. `--tokens 512 --width 64` for a small
+machine.
 """
 
 import argparse

@@ -1,4 +1,5 @@
-"""The penalty against the materialised Gram matrix, its routes against each other, its variants against formed matrices."""
+"""The penalty against the materialised Gram matrix, its routes against each other, its variants against formed
+matrices."""
 
 from functools import partial
 
@@ -142,7 +143,7 @@ def test_the_routed_route_never_builds_phi_and_does_not_grow_with_the_number_of_
     assert "400000" not in programs[1].replace("400000.0", "")  # m itself is a number in it, no array has that size
 
 
-# Variants -----------------------------------------------------------------------------------------------------------------
+# Variants -------------------------------------------------------------------------------------------------------------
 
 
 def kron_blocks(a, g, experts):
@@ -277,7 +278,7 @@ def test_scale_free_form_cannot_be_followed_by_shrinking():
     np.testing.assert_allclose(scale_free(penalties.gram(7.0 * phi)), scale_free(penalties.gram(phi)), rtol=1e-12)
 
 
-# Coefficient --------------------------------------------------------------------------------------------------------------
+# Coefficient ----------------------------------------------------------------------------------------------------------
 
 
 def two_losses(params, x):
@@ -390,7 +391,8 @@ def test_a_rho_that_is_no_number_is_refused(coefficient):
 
 @pytest.mark.parametrize("size", [1.0, 1e-4, 1e-6])
 def test_a_penalty_with_a_tiny_gradient_is_felt_less_than_rho_says(size):
-    """1e-8 under the root of the released code's norms: lambda ||grad penalty|| / ||grad task|| = rho s / sqrt(s^2 + 1e-8)."""
+    """1e-8 under the root of the released code's norms: lambda ||grad penalty|| / ||grad task|| = rho s / sqrt(s^2 +
+    1e-8)."""
     rho, x = 0.1, jnp.asarray([0.6, 0.8])
     function = penalised_value_and_grad(lambda p: (3 * p @ x, size * p @ x, None))
     values, gradient = function(jnp.zeros(2), rho)
@@ -429,7 +431,7 @@ def test_rho_is_a_traced_scalar_of_a_fleet():
         np.testing.assert_allclose(together[i], step(params, rho, x)[1]["w"], rtol=1e-12)
 
 
-# Errors and edge values -----------------------------------------------------------------------------------------------------
+# Errors and edge values -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

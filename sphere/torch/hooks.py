@@ -47,8 +47,8 @@ class Attached:
         self._removed = False
 
     def __call__(self, tensor: Tensor, penalty: Tensor) -> Tensor:
-        """The tensor unchanged; its backward pass will add the penalty. It must lie above all uses of the parameters that
-        the penalty depends on: the loss always does, and so does the output of the module that has them."""
+        """The tensor unchanged; its backward pass will add the penalty. It must lie above all uses of the parameters
+        that the penalty depends on: the loss always does, and so does the output of the module that has them."""
         if self._removed or self.rho == 0 or not torch.is_grad_enabled() or not tensor.requires_grad:
             return tensor
         if not penalty.requires_grad:
@@ -156,8 +156,8 @@ def attach(
         return attached
     if penalty is None and not hasattr(module, "mixture"):
         raise ValueError(
-            f"{type(module).__name__} has no mixture: pass penalty=function(module, inputs, output), or let its forward "
-            "pass set self.mixture = sphere.torch.Mixture(features, experts, num_experts)"
+            f"{type(module).__name__} has no mixture: pass penalty=function(module, inputs, output), or let its "
+            "forward pass set self.mixture = sphere.torch.Mixture(features, experts, num_experts)"
         )
     measure = penalty or _of_mixture
 

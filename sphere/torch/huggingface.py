@@ -1,7 +1,8 @@
 """`capture`: gate-weighted expert features of Hugging Face mixtures (transformers 5), with their gradients.
 
-Experts there are no modules but three-dimensional weights, run by a function from a registry. `capture` registers one that
-runs the model's own (eager, batched_mm or grouped_mm), operation by operation, and keeps what enters the down projection.
+Experts there are no modules but three-dimensional weights, run by a function from a registry. `capture` registers one
+that runs the model's own (eager, batched_mm or grouped_mm), operation by operation, and keeps what enters the down
+projection.
 """
 
 from collections.abc import Callable
@@ -61,7 +62,8 @@ class Captured:
         self.mixtures, self._recording = {}, True
 
     def _end(self, *_: Any) -> None:
-        """Padding goes here, outside of checkpoints, which want the same operations in their second run: after this one."""
+        """Padding goes here, outside of checkpoints, which want the same operations in their second run: after this
+        one."""
         self._recording = False
         if self._mask is not None:
             self.mixtures = {name: _without(self._mask, mixture) for name, mixture in self.mixtures.items()}
@@ -79,12 +81,13 @@ def _without(mask: Tensor, mixture: Mixture) -> Mixture:
 
 
 def capture(model: nn.Module) -> Captured:
-    """Keeps the expert features of every forward pass of a transformers 5 mixture: Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE,
-    DeepSeek-V2, DeepSeek-V3, GPT-OSS and others whose experts use the registry. The outputs stay the same, bit for bit.
+    """Keeps the expert features of every forward pass of a transformers 5 mixture: Mixtral, Qwen2-MoE, Qwen3-MoE,
+    OLMoE, DeepSeek-V2, DeepSeek-V3, GPT-OSS and others whose experts use the registry. The outputs stay the same, bit
+    for bit.
 
-    Tokens that a two-dimensional `attention_mask` leaves out are left out; experts that are always on are not routed and not
-    captured. Gradient checkpointing must be the one without reentrance, the default of transformers 5: the other runs its
-    forward pass without gradients, and the penalty then says that it has none.
+    Tokens that a two-dimensional `attention_mask` leaves out are left out; experts that are always on are not routed
+    and not captured. Gradient checkpointing must be the one without reentrance, the default of transformers 5: the
+    other runs its forward pass without gradients, and the penalty then says that it has none.
     """
     if hasattr(model, "module"):
         raise ValueError(f"{type(model).__name__} wraps a model; pass the model inside, as model.module")

@@ -28,8 +28,8 @@ def averaging(weights: Sequence[Tensor], ddp: Any) -> Any:
     if ddp is None and running and not sharded(weights):
         raise ValueError(
             f"{dist.get_world_size()} processes run and ddp was not given: replicas would drift apart; pass ddp=model, "
-            "its DistributedDataParallel wrapper, or ddp=False if processes have models of their own; for fully_shard take "
-            "params = list(model.parameters()) before the forward pass, which puts whole ones in their place"
+            "its DistributedDataParallel wrapper, or ddp=False if processes have models of their own; for fully_shard "
+            "take params = list(model.parameters()) before the forward pass, which puts whole ones in their place"
         )
     return None
 
