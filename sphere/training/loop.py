@@ -84,7 +84,7 @@ class Training:
                 self.warned = True
                 self.progress.say(
                     f"{run.name}: rho {rho:g} is felt as {felt:.2g} only, because the penalty's gradient is short. "
-                    "For a strength that does not depend on its length add --sphere.floor 1e-8"
+                    "For a strength that does not depend on its length add --sphere.floor 1e-12"
                 )
 
     def report(self, task: str, values: list[dict[str, float]]) -> None:
