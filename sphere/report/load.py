@@ -17,7 +17,7 @@ from sphere.report.labels import tell_apart, visits
 from sphere.report.run import Loaded, Run
 from sphere.report.scores import own_episodes
 from sphere.storage.provenance import RESUMED, amended
-from sphere.storage.reader import Curve, Episodes, Unreadable, find_runs, read_run
+from sphere.storage.reader import Curve, Episodes, find_runs, read_run
 
 
 def load(paths: Iterable[Path], score: str | None = None) -> Loaded:
@@ -29,8 +29,8 @@ def load(paths: Iterable[Path], score: str | None = None) -> Loaded:
     for path in find_runs(wanted, notes):
         try:
             runs.append(_read(path, notes))
-        except (Unreadable, OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            reason = f"has no {error}" if isinstance(error, KeyError) else str(error)
+        except (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+            reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
             notes.append(f"{path} was skipped: {reason}")
     if not runs:
         told = "; ".join(notes) or "name a directory that sphere train wrote, or one above it"

@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sphere.storage.files import atomic_write
+from sphere.storage.files import MOST_CHECKPOINT, atomic_write, open_regular
 
 FORMAT = 1
 DIGEST_BYTES = 64  # sha256 in hex
@@ -63,7 +63,8 @@ def save(directory: Path, step: int, tree: Any, meta: dict[str, Any]) -> Path:
     """
     if step < 0:
         raise ValueError(f"got step {step}; a checkpoint's step counts from 0, and names its file")
-    directory.mkdir(parents=True, exist_ok=True)
+    if not directory.is_dir():
+        raise FileNotFoundError(f"{directory} is gone; step {step} was not saved. Put the directory back and resume")
     before = [path for path in checkpoints(directory) if _step(path) < step]
     # What killed processes left behind, now and not only after: it may fill the disk.
     for leftover in [*directory.glob("checkpoint-*.npz.partial"), *before[:-2]]:
@@ -289,7 +290,7 @@ def _digest(file: IO[bytes], length: int) -> bytes:
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     arrays = {}
     try:
-        with path.open("rb") as file:
+        with open_regular(path, MOST_CHECKPOINT) as file:
             size = file.seek(0, os.SEEK_END)
             if _digest(file, size - DIGEST_BYTES) != file.read():
                 raise ValueError(f"its {size} bytes do not match the sha256 at its end")

@@ -45,7 +45,12 @@ class Training:
         self.warned = False
 
     def save(self, tree: dict[str, Any]) -> None:
-        meta = {"counters": self.fleet.counters(), "positions": self.records.positions()}
+        """A checkpoint, with the lengths and checksums of the records up to here."""
+        meta = {
+            "counters": self.fleet.counters(),
+            "positions": self.records.positions(),
+            "checksums": self.records.checksums(),
+        }
         checkpoint.save(self.fleet.directory, self.fleet.total_iterations, tree, meta)
 
     def check_finite(self, task: str, finite: np.ndarray) -> None:
@@ -127,8 +132,8 @@ class Training:
 
 
 class _StopOnce:
-    """The first Ctrl-C, or SIGTERM (a scheduler's way to say that time is up), asks for an orderly end after what has begun;
-    another Ctrl-C leaves at once."""
+    """The first Ctrl-C, SIGTERM (a scheduler's way to say that time is up) or SIGHUP (the terminal was closed) asks for an
+    orderly end after what has begun; another Ctrl-C leaves at once."""
 
     def __init__(self, progress: Progress):
         self.asked = False
@@ -137,8 +142,9 @@ class _StopOnce:
 
     def __enter__(self) -> "_StopOnce":
         wanted = [signal.SIGINT]
-        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # else somebody has plans for it, as submitit has
-            wanted.append(signal.SIGTERM)
+        for other in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(other) is signal.SIG_DFL:  # else somebody has plans for it, as submitit and nohup have
+                wanted.append(other)
         with suppress(ValueError):  # not in the main thread: whoever called decides
             self.before = {one: signal.signal(one, self._handle) for one in wanted}
         return self
@@ -174,7 +180,7 @@ def train(config: FleetConfig, directory: Path, *, resume: bool = False, quiet: 
         spec = fleet.groups[0].source.spec._asdict()
         if not resume:
             files.write_json(directory / FLEET, {"format": files.FORMAT, "spec": spec, "settings": to_json(config)})
-        records = FleetDirectory(directory, run_records(config, spec), config.wandb, resume)
+        records = FleetDirectory(directory, run_records(config, spec), config.wandb, resume, lock)
         progress, notes = _begin(fleet, records, resume, quiet)
         for note in notes:
             progress.say(note)
@@ -206,7 +212,9 @@ def _begin(fleet: Fleet, records: FleetDirectory, resume: bool, quiet: bool) -> 
         checkpoint.set_aside(directory, saved.step)
     progress = Progress(runs * config.total_iterations * config.iteration_steps, fleet.steps * runs, quiet=quiet)
     if saved:
-        notes = [*saved.notes, *records.begin(saved.meta["positions"], fleet.steps, over=fleet.finished)]
+        sums = saved.meta.get("checksums")  # earlier versions wrote none
+        begun = records.begin(saved.meta["positions"], fleet.steps, over=fleet.finished, checksums=sums)
+        notes = [*saved.notes, *begun]
     else:
         notes = records.begin([{} for _ in range(runs)] if resume else None, None)
         notes += ["there is no checkpoint yet: from the start"] if resume else []
