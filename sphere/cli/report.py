@@ -53,7 +53,10 @@ def export(arguments: list[str]) -> None:
     options = tyro.cli(Export, prog="sphere export", args=arguments)
     if not options.directories:
         raise UserError("no runs were named; name directories that sphere train wrote: sphere export runs/first")
-    written = copy(options.directories, options.out, options.every)
+    notes: list[str] = []
+    written = copy(options.directories, options.out, options.every, notes)
+    for note in notes:
+        print(f"sphere: {note}", file=sys.stderr)
     print(f"{plural(len(written), 'run')}: {options.out}")
 
 
