@@ -68,7 +68,7 @@ def save(directory: Path, step: int, tree: Any, meta: dict[str, Any]) -> Path:
     before = [path for path in checkpoints(directory) if _step(path) < step]
     # What killed processes left behind, now and not only after: it may fill the disk.
     for leftover in [*directory.glob("checkpoint-*.npz.partial"), *before[:-2]]:
-        leftover.unlink()
+        _remove(leftover)
 
     leaves = _named_leaves(tree)
     manifest = {
@@ -90,8 +90,14 @@ def save(directory: Path, step: int, tree: Any, meta: dict[str, Any]) -> Path:
     # A file of a later step is of a future that did not happen: it was damaged, the run resumed before it.
     for other in [*checkpoints(directory), *directory.glob(f"checkpoint-*.npz{ASIDE}")]:
         if other not in (path, *before[-1:]):
-            other.unlink()
+            _remove(other)
     return path
+
+
+def _remove(path: Path) -> None:
+    """A file; a directory of such a name is somebody else's."""
+    if not path.is_dir():
+        path.unlink()
 
 
 def set_aside(directory: Path, step: int) -> None:

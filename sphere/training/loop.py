@@ -16,6 +16,7 @@ import numpy as np
 from sphere.algos.source import Outcomes
 from sphere.storage import checkpoint, files
 from sphere.storage.fleet_directory import FLEET, FleetDirectory, check_nothing_is_lost, check_wandb
+from sphere.training import limits
 from sphere.training.describe import run_records
 from sphere.training.fleet import Fleet
 from sphere.training.progress import Progress
@@ -166,6 +167,9 @@ def train(config: FleetConfig, directory: Path, *, resume: bool = False, quiet: 
     """Train a fleet into `directory`, or go on with the one that is there."""
     if config.wandb:
         check_wandb()
+    limits.check(config, directory)
+    if directory.exists() and not directory.is_dir():
+        raise NotADirectoryError(f"{directory} is a file, wanted a directory for the records; choose another --out")
     directory.mkdir(parents=True, exist_ok=True)
     lock = files.lock_directory(directory)
     fleet = records = progress = None
