@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import types
 
 import fleets
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from fleets import TINY, changed
 
 from sphere.cli.main import main
+from sphere.launch import side_by_side
 from sphere.storage import checkpoint, files
 from sphere.training import loop
 from sphere.training.loop import train
@@ -202,6 +204,20 @@ def test_a_closed_terminal_saves_as_a_scheduler_does(number, straight, tmp_path)
         patch.undo()
     train(ONE, tmp_path / "fleet", resume=True, quiet=True)
     assert fleets.numbers(tmp_path / "fleet") == fleets.numbers(straight)
+
+
+@pytest.mark.parametrize(
+    ("codes", "said"),
+    [
+        ([130, 130], "2 fleets stopped and saved"),
+        ([-15, -15], "0 fleets stopped and saved, 2 fleets stopped before there was anything new to save"),
+        ([130, -15], "1 fleet stopped and saved, 1 fleet stopped before there was anything new to save"),
+    ],
+)
+def test_fleets_that_were_stopped_before_they_began_are_not_called_saved(codes, said):
+    """A process that SIGTERM ends at once has -15: it was still starting."""
+    children = [types.SimpleNamespace(process=types.SimpleNamespace(returncode=code)) for code in codes]
+    assert side_by_side.stopped.__wrapped__(children) == said
 
 
 def test_a_terminal_that_is_gone_does_not_end_a_training(straight, tmp_path, monkeypatch):

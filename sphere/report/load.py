@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from sphere.report import paper
+from sphere.report.idle import identical_runs, idle_methods
 from sphere.report.labels import tell_apart, visits
 from sphere.report.run import Loaded, Run
 from sphere.report.scores import own_episodes
@@ -37,12 +38,14 @@ def load(paths: Iterable[Path], score: str | None = None) -> Loaded:
         raise ValueError(f"no run found in {', '.join(map(str, wanted)) or 'nothing'}: {told}")
     if score is not None:
         runs = _scored_by(runs, score, notes)
+    notes += identical_runs(runs)
     whole = join_pieces(_without_copies(_named(runs), notes), notes)
     return Loaded(tuple(sorted(whole, key=_order)), tuple(notes))
 
 
 def _read(path: Path, notes: list[str]) -> Run:
     found = read_run(path, notes)
+    notes += idle_methods(found)
     return Run(
         path=path,
         name=path.name,

@@ -31,6 +31,8 @@ from sphere.storage.validate import (
 ENVIRONMENT = "environment.json"
 SIZES = {CONFIG: MOST_JSON, METRICS: MOST_RECORD, EPISODES: MOST_RECORD, ENVIRONMENT: MOST_JSON}
 """The files of a run, and how long each may be."""
+ACTED = ("train/replaced", "train/felt", "train/coefficient")
+"""Metrics of training that tell whether a method did anything."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,8 @@ class Record:
     """Steps so far."""
     curve: Curve
     episodes: Episodes
+    training: Mapping[str, np.ndarray]
+    """Of every iteration that was recorded, what methods did (ACTED), by the name of the metric."""
 
 
 class Contents(NamedTuple):
@@ -145,7 +149,8 @@ def parse_run(path: Path, contents: Contents, notes: list[str]) -> Record:
         notes.append(f"{path}: {METRICS} is empty; the run has just begun, or its record was lost")
     steps = events[-1]["step"] if events else 0
     environment = _environment(path, files.get(ENVIRONMENT), notes)
-    return Record(path, config, environment, steps, _curve(events), _episodes(episodes, tasks, columns))
+    acted = {name: np.array([number(METRICS, name, e[name]) for e in events if name in e]) for name in ACTED}
+    return Record(path, config, environment, steps, _curve(events), _episodes(episodes, tasks, columns), acted)
 
 
 def read_record(path: Path) -> dict[str, Any]:

@@ -44,6 +44,8 @@ class Training:
         self.runs = fleet.config.runs
         self.score = fleet.config.source.score(fleet.config.suite)
         self.warned = False
+        self.resets = 0.0  # units that methods gave new weights since this process began
+        self.begun = fleet.total_iterations
 
     def save(self, tree: dict[str, Any]) -> None:
         """A checkpoint, with the lengths and checksums of the records up to here."""
@@ -85,6 +87,16 @@ class Training:
                     "for a strength that does not depend on its length add --sphere.floor 1e-8"
                 )
 
+    def check_resets(self) -> None:
+        """Say at the end where a method that resets units has reset none: its runs are then those without it."""
+        names = [method.name for method in self.fleet.learner.methods if method.resets]
+        if names and not self.resets and self.fleet.total_iterations > self.begun:
+            since = f" since step {self.begun * self.fleet.config.iteration_steps:,}" if self.begun else ""
+            self.progress.say(
+                f"{' and '.join(names)} has reset no unit{since}, so it changed nothing: units were too young or none was "
+                "dormant; lower its maturity or its threshold, or train longer"
+            )
+
     def report(self, task: str, values: list[dict[str, float]]) -> None:
         def mean(name: str) -> float:
             return float(np.mean([one.get(name, np.nan) for one in values]))
@@ -111,6 +123,7 @@ class Training:
         self.records.event(fleet.steps, values, task, order.task_index)
         self.check_finite(task, done.metrics["finite"])
         self.check_felt(values)
+        self.resets += sum(one.get("train/replaced", 0.0) for one in values)
         self.progress.advance(task, fleet.steps * len(self.runs))
         if done.evaluated is not None:
             self.record(order.task_index, "evaluation", *done.evaluated)
@@ -130,6 +143,7 @@ class Training:
                 self.save(fleet.tree())
                 rest = "all is trained" if fleet.finished else f"go on with: sphere resume {fleet.directory}"
                 raise Interrupted(f"stopped after step {fleet.steps}; {rest}")
+        self.check_resets()
 
 
 class _StopOnce:
