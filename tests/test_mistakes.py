@@ -189,17 +189,17 @@ def test_a_damaged_heldout_file_is_named(data, tmp_path):
 def test_a_full_disk_says_what_is_saved_and_what_to_do(tmp_path, capsys, monkeypatch):
     """The second checkpoint finds no room: what was saved is whole, and after that it goes on to the same end."""
     train(ONE, tmp_path / "straight", quiet=True)
-    original, calls = checkpoint._write, []
+    original, calls = checkpoint.write_arrays, []
 
-    def full(file, members):
+    def full(path, members):
         calls.append(1)
         if len(calls) == 2:
-            file.write(b"half")
+            path.with_name(f"{path.name}.partial").write_bytes(b"half")
             raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "fleet"))
-        original(file, members)
+        original(path, members)
 
     fleets.write(ONE, tmp_path / "fleet")
-    monkeypatch.setattr(checkpoint, "_write", full)
+    monkeypatch.setattr(checkpoint, "write_arrays", full)
     text = said(capsys, ["resume", str(tmp_path / "fleet"), "--quiet"])
     assert str(tmp_path / "fleet") in text
     assert "make room on the disk" in text
