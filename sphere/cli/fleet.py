@@ -32,7 +32,7 @@ def settings_of(directory: Path) -> FleetConfig:
         raise UserError(f"{directory} holds no fleet (no {FLEET}); name the directory that sphere train wrote")
     try:
         return from_json(read_fleet(directory)["settings"])
-    except (ValueError, TypeError, AttributeError, KeyError) as error:
+    except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
         raise UserError(f"{path} cannot be read: {error}") from None
 
 

@@ -89,8 +89,16 @@ class FleetDirectory:
         self.environment = provenance.describe()
         self.seeds = [one.seed for one in records]
         self.paths = [directory / one.name for one in records]
-        trained = resume and bool(checkpoint.checkpoints(directory))
         self.runs: list[RunDirectory] = []
+        self.boards: list[EventWriter] = []
+        try:
+            self._open(records, resume)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, records: Sequence[RunRecord], resume: bool) -> None:
+        trained = resume and bool(checkpoint.checkpoints(self.directory))
         for one, path in zip(records, self.paths, strict=True):
             if resume:
                 _check_same(path, one.config["settings"])
@@ -100,7 +108,6 @@ class FleetDirectory:
                 if trained or (resume and (path / "config.json").is_file())
                 else RunDirectory.create(path, one.config, self.environment)
             )
-        self.boards: list[EventWriter] = []
 
     def begin(
         self,

@@ -85,7 +85,11 @@ class RunDirectory:
                 f"{path} holds no run (no config.json); bring it back, or train a new fleet elsewhere"
             )
         run = cls(path, lock_directory(path))
-        run._config = _digest(path / CONFIG)
+        try:
+            run._config = _digest(path / CONFIG)
+        except BaseException:
+            run.close()
+            raise
         return run
 
     def verify(self, positions: Mapping[str, int], checksums: Mapping[str, Mapping[str, Any]] | None = None) -> None:
