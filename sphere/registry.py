@@ -24,7 +24,11 @@ from sphere.errors import unknown
 
 Found = Any
 
-LEARNERS: dict[str, Found] = {"ppo": "sphere.algos.ppo:PPO"}
+LEARNERS: dict[str, Found] = {
+    "ppo": "sphere.algos.ppo:PPO",
+    "td3": "sphere.algos.td3:TD3",
+    "td3-bc": "sphere.algos.td3_bc:TD3BC",
+}
 SOURCES: dict[str, Found] = {"environments": "sphere.envs.source:Environments"}
 METHODS: dict[str, Found] = {
     "sphere": "sphere.methods.sphere:Sphere",
