@@ -149,8 +149,8 @@ class TD3(Learner):
 
     def remember(self, spec: DataSpec, data: Data) -> Float[Array, "n width"]:
         """Transitions as rows of the memory; actions as the simulator has cut them, in [-1, 1]."""
-        low, high = np.float32(spec.low), np.float32(spec.high)
-        action = jnp.clip(2 * (data["action"] - low) / (high - low) - 1, -1, 1)
+        low, high = np.float32(spec.low)[None, None], np.float32(spec.high)[None, None]
+        action = jnp.clip((data["action"] - (high + low) / 2) / ((high - low) / 2), -1, 1)
         return replay.as_rows(Transition(data["obs"], action, data["reward"], data["next_obs"], data["terminated"]))
 
     def update(

@@ -119,9 +119,9 @@ class Explorer(eqx.Module):
     """A deterministic actor and how it explores: normal noise on its action or, while it is warm, uniform actions."""
 
     actor: DeterministicActor
-    deviation: Float[Array, "*run"]
+    deviation: Float[Any, "*run"]
     """Of the noise, where the box is [-1, 1]."""
-    warm: Bool[Array, "*run"]
+    warm: Bool[Any, "*run"]
 
     @property
     def trunk(self) -> Trunk:
