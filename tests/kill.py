@@ -1,4 +1,5 @@
-"""`python tests/kill.py 20`: train a fleet that is killed by SIGKILL at random moments, compare with an undisturbed one."""
+"""`python tests/kill.py 20`: train a fleet that is killed by SIGKILL at random moments, compare with an undisturbed one.
+`python tests/kill.py 20 td3`: a fleet of TD3, whose memory is compared too."""
 
 import dataclasses
 import random
@@ -43,7 +44,10 @@ def train_with_kills(config, directory: Path, cache: Path, kills: int, seed: int
 
 def main() -> None:
     kills = int(sys.argv[1]) if len(sys.argv) > 1 else 20
-    config = dataclasses.replace(fleets.TINY, steps_per_task=64 * 60)
+    start = fleets.TINY
+    if "td3" in sys.argv[2:]:
+        from test_td3_runs import TINY as start
+    config = dataclasses.replace(start, steps_per_task=64 * 60)
     jax.config.update("jax_default_matmul_precision", "highest")  # as in the processes that are killed
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
@@ -54,7 +58,16 @@ def main() -> None:
             processes.end_all()
         same = fleets.numbers(root / "straight") == fleets.numbers(root / "killed")
         one, other = (fleets.final_arrays(root / name) for name in ("straight", "killed"))
-        same = same and all(np.array_equal(one[name], other[name]) for name in one) and one.keys() == other.keys()
+        kept = [
+            {path.relative_to(root / name): path.read_bytes() for path in (root / name).rglob("replay-*.bin")}
+            for name in ("straight", "killed")
+        ]
+        same = (
+            same
+            and kept[0] == kept[1]
+            and all(np.array_equal(one[name], other[name]) for name in one)
+            and one.keys() == other.keys()
+        )
     print(f"killed {kills} times by SIGKILL; records and final state {'equal' if same else 'DIFFER'}")
     sys.exit(0 if same else 1)
 

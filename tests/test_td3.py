@@ -282,3 +282,28 @@ def test_layernorm_is_in_the_critics_alone():
     state = eqx.filter_eval_shape(lambda: rows.init(config, spec, np.zeros(1, np.uint32), numbers))
     assert len(state.nets["critic"].first.experts.norms) == 2
     assert state.nets["actor"].trunk.norms == ()
+
+
+def test_tables_name_the_critic():
+    from sphere.algos.labels import label
+    from sphere.choices import with_method
+    from sphere.presets import preset
+
+    def named(name, method, rho=0.1):
+        learner = with_method(preset(name), method).learner
+        return label(learner, learner.numbers | {"rho": rho})
+
+    assert named("metaworld-crl-td3", "none") == "Top-K MoE critic (TD3)"
+    assert named("metaworld-crl-td3", "sphere") == "SPHERE (TD3)"
+    assert named("metaworld-crl-td3", "sphere", rho=0.0) == "Top-K MoE critic (TD3)"
+    assert named("metaworld-crl-td3", "layernorm") == "LN (TD3)"
+    assert named("metaworld-rl-td3-ln", "sphere+layernorm") == "SPHERE + LN (TD3)"
+    assert named("metaworld-cw20", "sphere") == "SPHERE"
+    dense = TD3(critic=NetConfig(kind="mlp"), methods=())
+    assert label(dense, dense.numbers) == "TD3"
+
+
+def test_the_longer_chain_has_each_of_ten_tasks_twice():
+    from sphere.presets import CW10, preset
+
+    assert [task.split("/")[1] for task in preset("metaworld-cw20").tasks] == [*CW10, *CW10]

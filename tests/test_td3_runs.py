@@ -1,12 +1,11 @@
 """Fleets of TD3: trained, killed at any moment, resumed, and divided, with the same numbers to the last digit."""
 
 import dataclasses
-import os
-import random
-import signal
 
 import fleets
 import jax
+import jax.numpy as jnp
+import kill
 import numpy as np
 import pytest
 from fleets import changed
@@ -15,7 +14,6 @@ from sphere.algos.td3 import TD3
 from sphere.envs import policy_arrays
 from sphere.envs.policy import Policy
 from sphere.nets import DeterministicActor, Explorer, NetConfig, build
-from sphere.storage import checkpoint
 from sphere.storage.appended import AppendedRows
 from sphere.training import loop
 from sphere.training.plan import plan
@@ -108,10 +106,19 @@ def test_a_fleet_that_was_cut_and_resumed_ends_with_the_same_numbers(whole, tmp_
 
 
 def test_a_fleet_of_two_equals_two_fleets_of_one(whole, tmp_path):
+    """All of training and every episode; diagnostics are computed for all runs at once and round by their number."""
+
+    def trained(lines):
+        return [{name: value for name, value in line.items() if name.startswith("train/")} for line in lines]
+
+    together = fleets.numbers(whole)
     for seed in (0, 1):
         loop.train(changed(TINY, seeds=(seed,)), tmp_path / str(seed), quiet=True)
-        for file, lines in fleets.numbers(tmp_path / str(seed)).items():
-            assert lines == fleets.numbers(whole)[file]
+        alone = fleets.numbers(tmp_path / str(seed))
+        assert len(alone) == 2
+        for file, lines in alone.items():
+            same = trained if "metrics" in file else list
+            assert same(lines) == same(together[file])
 
 
 def test_what_a_task_switch_keeps_is_a_setting(tmp_path):
@@ -147,29 +154,13 @@ def test_workers_act_as_the_actor_does():
     fleet = Explorer(stacked, np.array([0.1, 0.2], np.float32), np.zeros(2, bool))
     obs = np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32)
     found = Policy(policy_arrays.spec(fleet), policy_arrays.arrays(fleet), [(0, slice(0, 3)), (1, slice(3, 6))])(obs)
-    want = np.concatenate([each[0].act(obs[:3]), each[1].act(obs[3:])])
+    want = np.concatenate([each[0].act(jnp.asarray(obs[:3])), each[1].act(jnp.asarray(obs[3:]))])
     np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(fleet.spread(), [[0.1, 0.15], [0.2, 0.3]], rtol=1e-6)
     assert not fleet.uniform()
 
 
 def test_killed_at_random_moments_it_ends_with_the_same_numbers(whole, tmp_path):
-    """kill -9, each time after another number of bytes in the memory's file, then resumed; at last left alone."""
-    directory, rng = tmp_path / "killed", random.Random(0)
-    fleets.write(TINY, directory)
-    file = directory / TINY.runs[0].name / "replay-000000.bin"
-    for _ in range(3):
-        seen = file.stat().st_size if file.exists() else 0
-        process = fleets.resume(directory, tmp_path / "cache")
-        try:
-            # some rows more than before, or the end
-            more = rng.randrange(1, 8) * 64 * 64
-            while process.poll() is None and (file.stat().st_size if file.exists() else 0) < seen + more:
-                os.sched_yield()
-            process.send_signal(signal.SIGKILL)
-        finally:
-            process.kill()
-            process.communicate()
-    loop.train(TINY, directory, resume=True, quiet=True)
-    assert_same(directory, whole)
-    assert checkpoint.checkpoints(directory)
+    """kill -9; `python tests/kill.py 20 td3` does it twenty times."""
+    kill.train_with_kills(TINY, tmp_path / "killed", tmp_path / "cache", kills=2, seed=3)
+    assert_same(tmp_path / "killed", whole)

@@ -16,8 +16,8 @@ from sphere.storage.appended import AppendedRows
 
 
 class Memory:
-    """Rows of every run from `origin` to `end` are remembered, at most so many as fit; row i stands at place i - origin, modulo
-    capacity, so that the rows in use are always the first ones of the table."""
+    """Rows of every run from `origin` to `end` are remembered, at most so many as fit. Row i stands at place i - origin,
+    modulo capacity, so that the rows in use are always the first ones of the table."""
 
     def __init__(self, learner: Learner, spec: DataSpec, directories: Sequence[Path]):
         self.learner, self.spec, self.capacity = learner, spec, learner.memory
