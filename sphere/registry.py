@@ -29,7 +29,10 @@ LEARNERS: dict[str, Found] = {
     "td3": "sphere.algos.td3:TD3",
     "td3-bc": "sphere.algos.td3_bc:TD3BC",
 }
-SOURCES: dict[str, Found] = {"environments": "sphere.envs.source:Environments"}
+SOURCES: dict[str, Found] = {
+    "environments": "sphere.envs.source:Environments",
+    "offline": "sphere.data.offline:Offline",
+}
 METHODS: dict[str, Found] = {
     "sphere": "sphere.methods.sphere:Sphere",
     "layernorm": "sphere.methods.layernorm:LayerNorm",

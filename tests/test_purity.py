@@ -24,6 +24,7 @@ LAYERS = (
     ("algos",),
     ("storage",),
     ("envs",),
+    ("data",),
     ("training",),
     ("saved", "choices"),
     ("presets",),

@@ -158,6 +158,11 @@ class TD3(Learner):
     ) -> tuple[TD3State, dict[str, Array]]:
         """All updates of an iteration, as one scan, from the `filled` rows of the memory's `table` [capacity, width]."""
         table, filled = data["table"], data["filled"]
+        if len(table) < self.batch_size:
+            raise ValueError(
+                f"the data set has {len(table)} transitions, fewer than a minibatch of {self.name}.batch_size="
+                f"{self.batch_size}; use a smaller batch or more data"
+            )
         count, action = self.updates, len(state.nets["actor"].low)
         key = jax.random.key(seed)
         draw, smooth, own = (
@@ -201,9 +206,9 @@ class TD3(Learner):
     def trial(self, spec: DataSpec, runs: int) -> tuple["TD3", dict[str, Any], float]:
         """A few updates from a small memory."""
         size = max(self.batch_size, 64)
-        few = dataclasses.replace(
-            self, num_envs=1, rollout_steps=8, update_ratio=1.0, buffer_size=size, learning_starts=0
-        )
+        less = {"num_envs": 1, "rollout_steps": 8, "update_ratio": 1.0, "buffer_size": size, "learning_starts": 0}
+        own = {one.name for one in dataclasses.fields(self)}
+        few: TD3 = dataclasses.replace(self, **{name: value for name, value in less.items() if name in own})
         width = replay.width(spec)
         # evenly spread numbers: a router that sees equal states would send all of them to the same experts
         table = np.sin(np.arange(runs * size * width, dtype=np.float32)).reshape(runs, size, width)

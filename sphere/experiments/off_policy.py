@@ -3,6 +3,7 @@
 from sphere.experiments.arms import Arm
 from sphere.experiments.beside_paper import AVERAGE, beside_paper, success, success_table
 from sphere.experiments.experiment import Experiment, Found, Results
+from sphere.report.scores import final_scores
 
 TD3 = {"actor": "ppo", "preset": "metaworld-crl-td3"}
 """A dense actor; the critics are the preset's."""
@@ -36,9 +37,19 @@ def chain(found: Found) -> Results:
     )
 
 
+def stationary(found: Found) -> Results:
+    """One data set for the whole of training, so the final policy is what counts, on all tasks."""
+    columns = {"Baseline": "Top-K MoE critic (TD3+BC)", "SPHERE": "SPHERE (TD3+BC)"}
+    row = {column: success(final_scores(found.runs(label)).scores) for column, label in columns.items()}
+    note = "Mean and standard deviation over runs of the final policy's success, averaged over tasks."
+    ours = {"Stationary TD3+BC control": row}
+    return Results([beside_paper("success", TITLES["td3-bc"], "tab:stationary-longer-horizon", ours, note)], {})
+
+
 TITLES = {
     "td3-critic": "TD3 with a Top-K critic, MetaWorld, CRL, one update per environment step",
     "td3-layernorm": "SPHERE and LayerNorm in the critic of TD3, MetaWorld, CRL, one update per environment step",
+    "td3-bc": "TD3+BC with a Top-K critic on recorded data of MetaWorld's ten tasks",
     "longer-chain": "Continual World's ten tasks twice, PPO, CRL",
 }
 
@@ -59,6 +70,15 @@ EXPERIMENTS = {
             Arm("SPHERE + LN (TD3)", "sphere+layernorm", **TD3),
         ),
         layernorm,
+    ),
+    "td3-bc": Experiment(
+        TITLES["td3-bc"],
+        "tab:stationary-longer-horizon",
+        (
+            Arm("Top-K MoE critic (TD3+BC)", actor="ppo", preset="metaworld-td3-bc"),
+            Arm("SPHERE (TD3+BC)", "sphere", actor="ppo", preset="metaworld-td3-bc"),
+        ),
+        stationary,
     ),
     "longer-chain": Experiment(
         TITLES["longer-chain"],
