@@ -48,11 +48,12 @@ TINY = changed(
     source=Offline(dataset="made-here", workers=0),
     learner=TD3BC(
         rollout_steps=400,
+        alpha=0.5,
         batch_size=64,
         learning_rate=3e-3,
         critic_learning_rate=3e-3,
         actor=NetConfig(kind="mlp", width=16, depth=2),
-        critic=NetConfig(kind="top-k", width=8, depth=1, experts=3, top_k=2),
+        critic=NetConfig(kind="top-k", width=8, depth=2, experts=3, top_k=2),
     ),
 )
 

@@ -149,7 +149,7 @@ class TD3(Learner):
 
     def remember(self, spec: DataSpec, data: Data) -> Float[Array, "n width"]:
         """Transitions as rows of the memory; actions as the simulator has cut them, in [-1, 1]."""
-        low, high = np.float32(spec.low)[None, None], np.float32(spec.high)[None, None]
+        low, high = np.array(spec.low, np.float32)[None, None], np.array(spec.high, np.float32)[None, None]
         action = jnp.clip((data["action"] - (high + low) / 2) / ((high - low) / 2), -1, 1)
         return replay.as_rows(Transition(data["obs"], action, data["reward"], data["next_obs"], data["terminated"]))
 
@@ -206,7 +206,13 @@ class TD3(Learner):
     def trial(self, spec: DataSpec, runs: int) -> tuple["TD3", dict[str, Any], float]:
         """A few updates from a small memory."""
         size = max(self.batch_size, 64)
-        less = {"num_envs": 1, "rollout_steps": 8, "update_ratio": 1.0, "buffer_size": size, "learning_starts": 0}
+        less: dict[str, Any] = {
+            "num_envs": 1,
+            "rollout_steps": 8,
+            "update_ratio": 1.0,
+            "buffer_size": size,
+            "learning_starts": 0,
+        }
         own = {one.name for one in dataclasses.fields(self)}
         few: TD3 = dataclasses.replace(self, **{name: value for name, value in less.items() if name in own})
         width = replay.width(spec)

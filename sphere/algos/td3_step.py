@@ -76,9 +76,8 @@ def minibatch(
     def acting(state: TD3State, role: str, params: Any) -> Any:
         return effective(methods, state.methods, role, around.unpacked(role)(params))
 
-    target = bellman_target(
-        *(acting(state, role, state.targets[role]) for role in ("actor", "critic")), batch, noise, config.gamma
-    )
+    actor, critic = (acting(state, role, state.targets[role]) for role in ("actor", "critic"))
+    target = bellman_target(actor, critic, batch, noise, config.gamma)
     value, grad = gradient(
         methods,
         state,

@@ -28,7 +28,7 @@ Names = dict[str, Any]
 
 def _flax(mlp: MLP, prefix: str) -> Names:
     """Leaves of a network under flax's names."""
-    named = {}
+    named: Names = {}
     for i, layer in enumerate((*mlp.hidden, mlp.head)):
         named |= {f"{prefix}/Dense_{i}/kernel": layer.kernel, f"{prefix}/Dense_{i}/bias": layer.bias}
     norms = mlp.norms if isinstance(mlp.norms, tuple) else ()  # tree_at has a leaf in the place of an empty tuple
@@ -45,7 +45,7 @@ def sbx_names(net: Any) -> Names:
 
 
 def torch_names(net: Any) -> Names:
-    named = {}
+    named: Names = {}
     layers = [layer for trunk in net.trunks.values() for layer in (*trunk.hidden, trunk.head)]
     for i, layer in enumerate(layers, 1):
         named |= {f"l{i}.weight": layer.kernel, f"l{i}.bias": layer.bias}
@@ -116,7 +116,7 @@ def replay(arrays: Mapping[str, np.ndarray], case: str) -> list[Deviation]:
     config = TD3BC(**settings, alpha=numbers[11]) if bc else TD3(**settings)
     state = _start(config, obs, act, names, arrays)
     rates = {name: jnp.asarray(rate, jnp.float32) for name in ("learning_rate", "critic_learning_rate")}
-    losses = {}
+    losses: dict[str, Any] = {}
     with jax.default_matmul_precision("highest"):
         step = jax.jit(lambda state, batch, noise, turn: minibatch(config, state, rates, batch, noise, turn))
         for i in range(updates):

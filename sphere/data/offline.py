@@ -73,7 +73,7 @@ class OfflineSource:
 
     def _table(self, recorded: Recorded) -> jax.Array:
         """All transitions as rows of a memory, on the device, for every run."""
-        low, high = np.float32(self.spec.low), np.float32(self.spec.high)
+        low, high = np.array(self.spec.low, np.float32), np.array(self.spec.high, np.float32)
         obs, following = (self.statistics.normalise(x[None])[0] for x in (recorded.obs, recorded.next_obs))
         action = np.clip((recorded.action - (high + low) / 2) / ((high - low) / 2), -1, 1)
         columns = (obs, action, recorded.reward, following, recorded.terminated)

@@ -94,12 +94,12 @@ class DeterministicActor(eqx.Module):
 
     @property
     def centre(self) -> Float[np.ndarray, " act"]:
-        return (np.float32(self.high) + np.float32(self.low)) / 2
+        return (np.array(self.high, np.float32) + np.array(self.low, np.float32)) / 2
 
     @property
     def half(self) -> Float[np.ndarray, " act"]:
         """Half the width of the box."""
-        return (np.float32(self.high) - np.float32(self.low)) / 2
+        return (np.array(self.high, np.float32) - np.array(self.low, np.float32)) / 2
 
     def __call__(
         self, x: Float[Array, "n *input"], taps: tuple[Array, ...] | None = None
