@@ -1,8 +1,8 @@
 """`python scripts/kills.py 200`: fleets that are killed by SIGKILL at random moments end as undisturbed ones do.
 
-Kills are shared out among small fleets of at most 25 kills each, of the probe tasks and of MetaWorld. Each fleet is resumed
-after every kill; in the end its records and its last checkpoint are compared with those of a fleet that was never
-stopped, bit for bit, wall-clock times aside. Needs the checkout: it uses the machinery of the tests.
+Kills are shared out among small fleets of at most 25 kills each, of the probe tasks and of MetaWorld. Each fleet is
+resumed after every kill; in the end its records and its last checkpoint are compared with those of a fleet that was
+never stopped, bit for bit, wall-clock times aside. Needs the checkout: it uses the machinery of the tests.
 """
 
 # ruff: noqa: E402  (the machinery of the tests is no package: its folder comes on the path first)

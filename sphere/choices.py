@@ -46,7 +46,10 @@ def with_method(config: FleetConfig, name: str) -> FleetConfig:
     chosen: list[Method] = []
     for one in sorted(set(names) - {"none"}, key=known.index):
         published = BY_SUITE.get(config.suite, {}).get(one, {})
-        chosen.append(before.get(one) or registry.method(one)(**published))
+        kind = registry.method(one)
+        place = {"placement": config.learner.placement} if config.learner.placement else {}
+        own = place if "placement" in {one.name for one in dataclasses.fields(kind)} else {}
+        chosen.append(before.get(one) or kind(**{**own, **published}))
     rho: tuple[float, ...] = (0.0,)
     if any(method.strength == "rho" for method in chosen):
         rho = config.rho if any(config.rho) else (0.1,)

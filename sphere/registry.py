@@ -24,8 +24,15 @@ from sphere.errors import unknown
 
 Found = Any
 
-LEARNERS: dict[str, Found] = {"ppo": "sphere.algos.ppo:PPO"}
-SOURCES: dict[str, Found] = {"environments": "sphere.envs.source:Environments"}
+LEARNERS: dict[str, Found] = {
+    "ppo": "sphere.algos.ppo:PPO",
+    "td3": "sphere.algos.td3:TD3",
+    "td3-bc": "sphere.algos.td3_bc:TD3BC",
+}
+SOURCES: dict[str, Found] = {
+    "environments": "sphere.envs.source:Environments",
+    "offline": "sphere.data.offline:Offline",
+}
 METHODS: dict[str, Found] = {
     "sphere": "sphere.methods.sphere:Sphere",
     "layernorm": "sphere.methods.layernorm:LayerNorm",

@@ -13,7 +13,8 @@ SPREAD = 3
 
 
 def train_with_kills(config, directory: Path, cache: Path, kills: int, seed: int) -> None:
-    """Resume until done; so many times the process is killed, now and then at its start, else at a moment of its training."""
+    """Resume until done; so many times the process is killed, now and then at its start, else at a moment of its
+    training."""
     rng = random.Random(seed)
     fleets.write(config, directory)
     last = config.iterations_per_task * len(config.tasks) - 1

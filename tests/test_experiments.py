@@ -29,7 +29,7 @@ activation dense-backbones design-ablations expert-choice expert-count feature-r
 humanoidbench-archs humanoidbench-bars humanoidbench-crl humanoidbench-rl layernorm lead-lag load-balance
 metaworld-archs metaworld-bars metaworld-crl metaworld-ntk metaworld-rl ntk-heldout ntk-online placement
 plasticity-diagnostics retention rho-sweep runtime sign-flip specialisation spectral-baselines sphere-ablation
-structures ten-seeds tsne
+structures ten-seeds tsne longer-chain td3-bc td3-critic td3-layernorm
 """.split()
 NAMES = list(registry())
 NETWORKS = ("feature-rank", "gate-expert", "kfac", "kronecker", "tsne")

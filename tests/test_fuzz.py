@@ -1,5 +1,5 @@
-"""Damaged settings, archives and command lines, 500 of each by a seeded generator (records: test_damage.py): a sentence, no
-silent change, nothing lost."""
+"""Damaged settings, archives and command lines, 500 of each by a seeded generator (records: test_damage.py): a
+sentence, no silent change, nothing lost."""
 
 import io
 import shutil
@@ -89,15 +89,14 @@ def cut_or_changed(rng, data):
 
 
 COMMANDS = ["train", "train", "train", "resume", "eval", "show", "report", "export", "watch", "experiment", "nothing"]
-OPTIONS = """--preset --out --dry-run --quiet --seeds --rho --tasks --method --actor --vary --steps-per-task --ppo.num-envs
---ppo.batch-size --ppo.actor.width --ppo.actor.split --evaluation.every --evaluation.heldout --sphere.variant --learner
---checkpoint-every --protocol --workers --sharing --host --port --score --every -o --scale --episodes --plugin""".split()
-VALUES = (
-    """probe-crl metaworld-crl sphere none cbp+layernorm top-k soft-moe 0 1 -1 2.5 1e9 1e999 nan inf reach-north $x '' /
-/dev/null . .. % \\ {} [] -- - = a=b learning_rate=1 learning_rate= rho=nan 0.1 crl rl plan run report list table-1 smoke
-\x00 é 🙂 99999999999999999999""".split()
-    + ["", " ", "9" * 400, "a" * 5000]
-)
+OPTIONS = """--preset --out --dry-run --quiet --seeds --rho --tasks --method --actor --vary --steps-per-task
+--ppo.num-envs --ppo.batch-size --ppo.actor.width --ppo.actor.split --evaluation.every --evaluation.heldout
+--sphere.variant --learner --checkpoint-every --protocol --workers --sharing --host --port --score --every -o --scale
+--episodes --plugin""".split()
+WORDS = """probe-crl metaworld-crl sphere none cbp+layernorm top-k soft-moe 0 1 -1 2.5 1e9 1e999 nan inf reach-north $x
+'' / /dev/null . .. % \\ {} [] -- - = a=b learning_rate=1 learning_rate= rho=nan 0.1 crl rl plan run report list table-1
+smoke \x00 é 🙂 99999999999999999999"""
+VALUES = [*WORDS.split(), "", " ", "9" * 400, "a" * 5000]
 
 
 def words(rng):

@@ -24,6 +24,7 @@ LAYERS = (
     ("algos",),
     ("storage",),
     ("envs",),
+    ("data",),
     ("training",),
     ("saved", "choices"),
     ("presets",),
@@ -41,7 +42,7 @@ PURE = (
     *("diagnostics", "methods", "algos"),
 )
 GENERAL = ("training", "storage", "launch", "report")
-PARTICULAR = re.compile(r"sphere\.(algos\.ppo|methods|envs\.(metaworld|humanoidbench|probes)|presets|choices)")
+PARTICULAR = re.compile(r"sphere\.(algos\.(ppo|td3)|methods|envs\.(metaworld|humanoidbench|probes)|presets|choices)")
 """Learners, methods and suites: the general rooms know none of them."""
 LIBRARIES = {"jax", "numpy", "equinox", "optax", "jaxtyping"}
 STANDARD = {"copy", "math", "operator", "difflib", "functools", "inspect", "dataclasses", "typing", "collections.abc"}
@@ -202,7 +203,12 @@ def test_the_scan_finds_what_it_looks_for():
         ("sphere.helpers", "import math"),
     ]:
         assert breaches_of_layers(module, ast.parse(line)), line
-    for line in ["from sphere.algos.ppo import PPO", "import sphere.methods", "from sphere.envs import metaworld"]:
+    for line in [
+        "from sphere.algos.ppo import PPO",
+        "from sphere.algos.td3_step import minibatch",
+        "import sphere.methods",
+        "from sphere.envs import metaworld",
+    ]:
         assert any(PARTICULAR.match(name) for name in imported("sphere.training.loop", ast.parse(line))), line
     for line in ["from sphere.algos import fleet", "from sphere.algos.learner import Learner"]:
         assert not any(PARTICULAR.match(name) for name in imported("sphere.training.loop", ast.parse(line))), line

@@ -61,6 +61,12 @@ def annotated(learner: Learner, policy: Any, data: Data) -> Data:
     return {**data, **_annotate(learner, policy, data)}
 
 
+@partial(jax.jit, static_argnums=(0, 1))
+def remembered(learner: Learner, spec: DataSpec, data: Data) -> Float[Array, "run n width"]:
+    """What the memories of the runs keep of one iteration's data."""
+    return jax.vmap(partial(learner.remember, spec))(data)
+
+
 @partial(jax.jit, compiler_options=EXACT)
 def act(policy: Any, obs: Float[Rows, "run env *obs"]) -> Float[Array, "run env act"]:
     """What is done in evaluation, and to which training adds noise."""

@@ -52,6 +52,8 @@ class Keep(Protocol):
     def learning_rate(self) -> bool: ...
     @property
     def methods(self) -> bool: ...
+    @property
+    def replay(self) -> bool: ...
 
 
 class Learner:
@@ -64,6 +66,8 @@ class Learner:
 
     methods: tuple[Method, ...]
     """All that keeps its networks plastic."""
+    placement: ClassVar[str | None] = None
+    """The network that methods act on unless they are told otherwise; None: each has its own."""
     deterministic: bool
     """On a GPU, choose kernels by rule and not by timing them, so that every process computes the same bits."""
 
@@ -91,6 +95,16 @@ class Learner:
     def actor(self) -> NetConfig:
         """Settings of the network that records and tables name: the policy's, or the classifier's."""
         return next(iter(self.nets.values()))
+
+    @property
+    def memory(self) -> int:
+        """Transitions of a run that it remembers beyond an iteration; 0: none. With a memory, `update` gets as data its
+        `table` [capacity, width] and how many rows are `filled`, the newest included (`sphere.algos.replay`)."""
+        return 0
+
+    def remember(self, spec: DataSpec, data: Data) -> Float[Array, "n width"]:
+        """The rows that its memory keeps of one iteration's data."""
+        raise NotImplementedError
 
     def init(self, spec: DataSpec, seed: Integer[Array, ""], numbers: Numbers) -> Any:
         """A fresh state. It depends on the seed and the run's numbers alone, not on the fleet."""

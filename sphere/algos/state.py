@@ -18,7 +18,7 @@ Forms = dict[str, Callable[[Any], Any]]
 """By role, from one form of a network to another: packed or as it is."""
 
 # Purposes of random keys: a key is used once, and a new consumer gets a new number.
-INIT_ACTOR, INIT_CRITIC, ACT, SHUFFLE, INIT_METHODS, METHODS, SHUFFLE_OTHER = range(7)
+INIT_ACTOR, INIT_CRITIC, ACT, SHUFFLE, INIT_METHODS, METHODS, SHUFFLE_OTHER, DRAW, SMOOTH = range(9)
 
 
 class TrainState(eqx.Module):

@@ -20,8 +20,8 @@ from sphere.coefficient import Penalised
 from sphere.methods.method import Look, Step, Term, Weights, overrides
 from sphere.nets import Trace
 
-Loss = Callable[[Any], tuple[Float[Array, ""], Any, Trace]]
-"""Of a network: its loss, what else is known of it, and the trace of its forward pass."""
+Loss = Callable[[Any], tuple[Float[Array, ""], Any, Any]]
+"""Of a network: its loss, what else is known of it, and the trace of its forward pass (of twins, by name)."""
 
 
 def _as_it_is(net: Any) -> Any:

@@ -29,6 +29,7 @@ USAGE = """usage: sphere COMMAND ...
   render   film a policy:             sphere render runs/first --task metaworld/push --out push.gif
   assets   get a suite's files:       sphere assets humanoidbench
   heldout  states to compare r_e(K):  sphere heldout humanoidbench
+  data     record a data set:         sphere data record metaworld
   verify   compare with references:   sphere verify update, sphere verify metaworld
   bench    measure this machine:      sphere bench update
 
@@ -121,6 +122,7 @@ COMMANDS: dict[str, Callable[[list[str]], Any]] = {
     "render": _lazily("sphere.cli.render", "render"),
     "assets": assets,
     "heldout": _lazily("sphere.cli.heldout", "heldout"),
+    "data": _lazily("sphere.cli.data", "data"),
     "verify": verify,
     "bench": bench,
 }

@@ -91,7 +91,7 @@ def replay(arrays: dict[str, np.ndarray], case: str) -> list[Deviation]:
     with jax.default_matmul_precision("highest"):
         step = jax.jit(lambda state, batch: minibatch(config, state, numbers, rate, batch))
         mean = np.asarray(jax.jit(lambda a, x: a(x)[0].mean)(actor, jnp.asarray(arrays["batch0/observations"])))
-        found = [Deviation(case, "mean_before", _largest(mean, arrays["mean_before"]), TARGETS["parameters"])]
+        found = [Deviation(case, "mean_before", largest(mean, arrays["mean_before"]), TARGETS["parameters"])]
         for i in range(int(updates)):
             names = ("observations", "actions", "old_log_prob", "advantages", "returns")
             state, metrics = step(state, Batch(*(jnp.asarray(arrays[f"batch{i}/{name}"]) for name in names)))
@@ -103,24 +103,29 @@ def replay(arrays: dict[str, np.ndarray], case: str) -> list[Deviation]:
                 scale = 1.0 if name == "policy_loss" else max(abs(want), 1e-30)
                 found.append(Deviation(case, f"batch{i}/{name}", abs(float(value) - want) / scale, TARGETS[name]))
     for name, value in _named(state).items():
-        found.append(Deviation(case, name, _largest(value, arrays[name]), TARGETS["parameters"]))
+        found.append(Deviation(case, name, largest(value, arrays[name]), TARGETS["parameters"]))
     return found
 
 
-def _largest(found: np.ndarray, want: np.ndarray) -> float:
+def largest(found: np.ndarray, want: np.ndarray) -> float:
     return float(np.max(np.abs(found - want))) if found.shape == want.shape else float("inf")
 
 
-def verify_update(path: Path) -> list[Deviation]:
-    """Every case of a file of recorded PPO updates."""
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """Of an .npz; nothing in it is ever unpickled."""
     try:
         with path.open("rb") as stream, zipfile.ZipFile(stream) as archive:
-            arrays = {
+            return {
                 name.removesuffix(".npy"): np.lib.format.read_array(archive.open(name), allow_pickle=False)
                 for name in archive.namelist()
             }
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"{path} is not a readable .npz of recorded updates: {error}") from error
+
+
+def verify_update(path: Path) -> list[Deviation]:
+    """Every case of a file of recorded PPO updates."""
+    arrays = read_arrays(path)
     cases = sorted({key.split("/")[0] for key in arrays if key.endswith("/config")})
     strange = [case for case in cases if case not in MODES]
     if not cases or strange:

@@ -12,7 +12,8 @@ from sphere.errors import unknown
 GOLDEN = Path(__file__).parents[1] / "golden"
 """Recordings of other programs. They come with the package; README.md beside them says what they hold."""
 
-USAGE = """usage: sphere verify update [FILE]          recorded PPO updates, replayed
+USAGE = """usage: sphere verify update [FILE]          recorded updates of PPO (or of FILE's learner), replayed
+       sphere verify td3 | td3-bc           recorded updates of TD3 and TD3+BC, replayed
        sphere verify metaworld              our MetaWorld beside the package's own; --help for more
        sphere verify humanoidbench [FILE]   recorded episodes of the package, replayed"""
 
@@ -35,13 +36,28 @@ def _file(arguments: list[str], what: str, name: str, holds: str) -> Path:
 
 
 def update(arguments: list[str]) -> bool:
-    from sphere.cli.replay import verify_update
+    return _replayed(
+        _file(arguments, "update", "ppo_update.npz", "recorded updates of PPO, TD3 or TD3+BC, to be replayed")
+    )
 
-    found = verify_update(_file(arguments, "update", "ppo_update.npz", "recorded PPO updates, to be replayed"))
+
+def td3(arguments: list[str]) -> bool:
+    return _replayed(_file(arguments, "td3", "td3_update.npz", "recorded TD3 updates, to be replayed"))
+
+
+def td3_bc(arguments: list[str]) -> bool:
+    return _replayed(_file(arguments, "td3-bc", "td3bc_update.npz", "recorded TD3+BC updates, to be replayed"))
+
+
+def _replayed(path: Path) -> bool:
+    from sphere.cli.replay import read_arrays, verify_update
+    from sphere.cli.replay_td3 import is_td3, verify_td3
+
+    found = (verify_td3 if is_td3(read_arrays(path)) else verify_update)(path)
     for case in dict.fromkeys(deviation.case for deviation in found):
-        print(f"\ncase {case}\n{'array':<44} {'deviation':>11} {'target':>9}")
+        print(f"\ncase {case}\n{'array':<68} {'deviation':>11} {'target':>9}")
         for d in (d for d in found if d.case == case):
-            print(f"{d.name:<44} {d.found:>11.2e} {d.target:>9.0e}{'' if d.passed else '   TOO FAR'}")
+            print(f"{d.name:<68} {d.found:>11.2e} {d.target:>9.0e}{'' if d.passed else '   TOO FAR'}")
     failed = sum(not deviation.passed for deviation in found)
     print(f"\n{len(found) - failed} of {len(found)} within their targets")
     return not failed
@@ -101,6 +117,8 @@ def humanoidbench(arguments: list[str]) -> bool:
 
 CHECKS: dict[str, Callable[[list[str]], bool]] = {
     "update": update,
+    "td3": td3,
+    "td3-bc": td3_bc,
     "metaworld": metaworld,
     "humanoidbench": humanoidbench,
 }

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from sphere.algos import fleet
+from sphere.algos.learner import DataSpec
 from sphere.algos.source import Outcomes
 from sphere.algos.state import ACT
 from sphere.envs import policy_arrays
@@ -27,6 +28,13 @@ def unit_noise(seeds: np.ndarray, iteration: int, shape: tuple[int, ...]) -> np.
     """The unit normal numbers [run, *shape] of a whole rollout. By numpy: a GPU may be busy with an update."""
     streams = [np.random.default_rng([int(seed), ACT, iteration]) for seed in seeds]
     return np.stack([stream.standard_normal(shape, np.float32) for stream in streams])
+
+
+def uniform_actions(seeds: np.ndarray, iteration: int, shape: tuple[int, ...], spec: DataSpec) -> np.ndarray:
+    """Actions [run, *shape] drawn evenly from the box."""
+    low, high = (np.asarray(bound, np.float32) for bound in (spec.low, spec.high))
+    streams = [np.random.default_rng([int(seed), ACT, iteration]) for seed in seeds]
+    return np.stack([low + (high - low) * stream.random(shape, np.float32) for stream in streams])
 
 
 @dataclass
@@ -87,11 +95,13 @@ def steps_by_learner(
     now: Callable[[], np.ndarray],
     after: Callable[[np.ndarray], None],
 ) -> tuple[np.ndarray, list[Finished]]:
-    """A rollout with every action chosen here. `now` gives the networks' observations, `after` gets every step."""
+    """A rollout with every action chosen here; without a policy the noise is the action. `now` gives the observations
+    that networks see, `after` gets every step."""
     log = np.zeros(noise.shape[:2], pool.row_type)
     finished = []
     for rows, extra in zip(log, noise, strict=True):
-        rows["action"] = np.asarray(fleet.act(policy, now())).reshape(extra.shape) + extra
+        mean = 0 if policy is None else np.asarray(fleet.act(policy, now())).reshape(extra.shape)
+        rows["action"] = mean + extra
         raw, reward, terminated, truncated, infos = pool.step(rows["action"])
         rows["obs"], rows["final_obs"], rows["reward"] = raw, infos["final_obs"], reward
         rows["terminated"], rows["truncated"] = terminated, truncated

@@ -29,6 +29,8 @@ class Spec(NamedTuple):
     top_k: int = 1
     shared: int = 0
     tokens: int = 1
+    squash: bool = False
+    """centre + half tanh(output), as of a deterministic actor."""
 
 
 def normalised(obs: np.ndarray, mean: np.ndarray, var: np.ndarray) -> Float[np.ndarray, "... obs"]:
@@ -94,6 +96,12 @@ class Actor:
             "soft": self._soft,
         }
         self.forward = routers[spec.router]
+        if spec.squash:
+            self.inner, self.centre, self.half = self.forward, arrays["centre"], arrays["half"]
+            self.forward = self._squashed
+
+    def _squashed(self, x: np.ndarray) -> np.ndarray:
+        return self.centre + self.half * np.tanh(self.inner(x))
 
     def _top_k(self, x: np.ndarray) -> np.ndarray:
         logits = self.gate(x) / self.temperature

@@ -6,15 +6,19 @@ import jax
 import numpy as np
 
 from sphere.envs.policy import Spec
-from sphere.nets import GaussianActor
+from sphere.nets import Explorer, GaussianActor
 from sphere.nets.mlp import MLP, Linear
 from sphere.nets.moe import MoE
 from sphere.nets.routers import DeepSeek, Soft, TopK
 
 
-def spec(actor: GaussianActor) -> Spec | None:
+def spec(actor: GaussianActor | Explorer) -> Spec | None:
     """None: workers cannot act by themselves, because an action depends on more than its own state (expert choice)."""
-    trunk: Any = actor.trunk
+    found = _spec(actor.trunk)
+    return found if found is None else found._replace(squash=isinstance(actor, Explorer))
+
+
+def _spec(trunk: Any) -> Spec | None:
     if isinstance(trunk, MLP):
         return Spec("none", trunk.activation)
     router, activation = trunk.router, trunk.experts.activation
@@ -27,13 +31,16 @@ def spec(actor: GaussianActor) -> Spec | None:
     return None
 
 
-def arrays(actor: GaussianActor) -> dict[str, np.ndarray]:
+def arrays(actor: GaussianActor | Explorer) -> dict[str, np.ndarray]:
     """The parameters of a fleet's actors, all with a leading run axis, on the host."""
     trunk: Any = actor.trunk
     if isinstance(trunk, MLP):  # a single network is a mixture of one
         named = {name: array[:, None] for name, array in _mlp("experts", trunk).items()}
     else:
         named = _mlp("experts", trunk.experts) | _router(trunk)
+    if isinstance(actor, Explorer):
+        runs = len(actor.deviation)
+        named |= {name: np.tile(getattr(actor.actor, name), (runs, 1)) for name in ("centre", "half")}
     return {name: np.asarray(array) for name, array in jax.device_get(named).items()}
 
 

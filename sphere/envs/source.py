@@ -13,12 +13,13 @@ from sphere.algos.learner import Data, DataSpec
 from sphere.algos.source import Outcomes, Source, States, Wanted
 from sphere.envs import heldout
 from sphere.envs.handles import cores
-from sphere.envs.player import COLUMNS, Player, outcomes, steps_by_learner, unit_noise
+from sphere.envs.player import COLUMNS, Player, outcomes, steps_by_learner, uniform_actions, unit_noise
 from sphere.envs.pool import MANY, Pool
 from sphere.envs.rollouts import Rollouts
 from sphere.envs.statistics import Statistics, seen, standardised
 from sphere.envs.turns import Turns
 from sphere.errors import in_range
+from sphere.nets import Explorer
 
 TOGETHER = 2
 """Runs of a group where groups overlap. The fewer, the shorter their cores are idle while they learn; but an update of
@@ -194,8 +195,13 @@ class EnvironmentSource:
     def sample(self, policy: Any, steps: int, iteration: int) -> tuple[dict[str, np.ndarray], Outcomes]:
         """`steps` steps of every environment; `iteration` counts the run's rollouts, for its random numbers."""
         # drawn for all steps at once: what is left for every step is the mean
-        noise = unit_noise(self.seeds, iteration, (steps, self.envs, self.spec.action))
-        noise *= policy.spread()[:, None, None]
+        uniform = isinstance(policy, Explorer) and policy.uniform()
+        shape = (steps, self.envs, self.spec.action)
+        if uniform:
+            noise = uniform_actions(self.seeds, iteration, shape, self.spec)
+        else:
+            noise = unit_noise(self.seeds, iteration, shape)
+            noise *= policy.spread()[:, None, None]
         noise = np.moveaxis(noise, 1, 0).reshape(steps, self.pool.num_envs, self.spec.action)
         sights = [(self.obs, self.obs)]  # what is seen before each step, and as the successor of the step before
 
@@ -204,8 +210,12 @@ class EnvironmentSource:
             sights.append((self.obs, seen(self._by_run(rows["final_obs"]), self.statistics)))
 
         rollouts = self.player.follow(policy, self.statistics)
+        if uniform and rollouts is not None:
+            rollouts.load(
+                {"centre": np.zeros(1, np.float32), "half": np.zeros(1, np.float32)}
+            )  # the noise is the action
         if rollouts is None:
-            log, finished = steps_by_learner(policy, self.pool, noise, lambda: self.obs, after)
+            log, finished = steps_by_learner(None if uniform else policy, self.pool, noise, lambda: self.obs, after)
         elif self.statistics is None:
             log, finished = rollouts.run(steps, noise)
         else:

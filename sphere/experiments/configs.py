@@ -23,6 +23,17 @@ from sphere.variants import ALL_EXPERTS
 SIZES = {"metaworld": (39, 4), "humanoidbench": (51, 19)}
 """Observation and action; known here so that a plan needs no simulator."""
 
+SMOKE = {
+    "num_envs": 4,
+    "rollout_steps": 64,
+    "batch_size": 64,
+    "epochs": 2,
+    "update_ratio": 0.05,
+    "learning_starts": 128,
+    "buffer_size": 2048,
+}
+"""Settings of learners, where they have them, for the scale `smoke`."""
+
 # Settings of an arm
 
 
@@ -57,7 +68,8 @@ def at_scale(config: FleetConfig, scale: Scale, seeds: tuple[int, ...]) -> Fleet
         role: dataclasses.replace(net, width=net.width // 16, depth=2, token_size=16)
         for role, net in config.learner.nets.items()
     }
-    config = with_learner(config, num_envs=4, rollout_steps=64, batch_size=64, epochs=2, **nets)
+    known = {one.name for one in dataclasses.fields(config.learner)}
+    config = with_learner(config, **{name: value for name, value in SMOKE.items() if name in known}, **nets)
     return dataclasses.replace(
         config,
         tasks=config.tasks[:2],

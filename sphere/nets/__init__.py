@@ -1,7 +1,7 @@
 """Networks as values: `net(x, taps=None) -> (output, trace)`. See `trace.py` for taps and traces."""
 
 from sphere.nets.build import NetConfig, build, parameter_count, widened, with_temperature
-from sphere.nets.heads import Gaussian, GaussianActor, Trunk, TwinQ, Value
+from sphere.nets.heads import DeterministicActor, Explorer, Gaussian, GaussianActor, Trunk, TwinQ, Value
 from sphere.nets.mlp import MLP, LayerNorm, Linear
 from sphere.nets.moe import MoE, with_compute
 from sphere.nets.routers import DeepSeek, ExpertChoice, Soft, TopK
@@ -21,7 +21,9 @@ from sphere.nets.trace import (
 __all__ = [
     "MLP",
     "DeepSeek",
+    "DeterministicActor",
     "ExpertChoice",
+    "Explorer",
     "Gaussian",
     "GaussianActor",
     "Layer",

@@ -1,4 +1,5 @@
-"""What a network is used for: a Gaussian policy, a state value, a pair of action values. Each over any trunk.
+"""What a network is used for: a Gaussian or deterministic policy, a state value, a pair of action values. Each over any
+trunk.
 
 A head gives its trunks by name (`trunks`). The name is empty where there is one, so that names made with it (of
 parts, of numbers in records) have no prefix. A head with several gives its traces as a dict of the same names.
@@ -12,7 +13,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from sphere.nets.trace import Trace
 
@@ -74,6 +75,69 @@ class GaussianActor(eqx.Module):
     def spread(self) -> Float[np.ndarray, "*run act"]:
         """The deviation of that noise, on the host."""
         return np.exp(np.asarray(self.log_std))
+
+
+class DeterministicActor(eqx.Module):
+    """tanh of what the trunk gives, in [-1, 1]; `act` gives it in the units of the simulator's box."""
+
+    trunk: Trunk
+    low: tuple[float, ...] = eqx.field(static=True)
+    high: tuple[float, ...] = eqx.field(static=True)
+
+    @property
+    def trunks(self) -> dict[str, Any]:
+        return {"": self.trunk}
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return self.trunk.input_shape
+
+    @property
+    def centre(self) -> Float[np.ndarray, " act"]:
+        return (np.array(self.high, np.float32) + np.array(self.low, np.float32)) / 2
+
+    @property
+    def half(self) -> Float[np.ndarray, " act"]:
+        """Half the width of the box."""
+        return (np.array(self.high, np.float32) - np.array(self.low, np.float32)) / 2
+
+    def __call__(
+        self, x: Float[Array, "n *input"], taps: tuple[Array, ...] | None = None
+    ) -> tuple[Float[Array, "n act"], Trace]:
+        output, trace = self.trunk(x, taps)
+        return jnp.tanh(output), trace
+
+    def act(self, x: Float[Array, "n *input"]) -> Float[Array, "n act"]:
+        return self.centre[None] + self.half[None] * self(x)[0]
+
+    def spread(self) -> Float[np.ndarray, " act"]:
+        """By itself it does not explore; see `Explorer`."""
+        return np.zeros_like(self.half)
+
+
+class Explorer(eqx.Module):
+    """A deterministic actor and how it explores: normal noise on its action or, while it is warm, uniform actions."""
+
+    actor: DeterministicActor
+    deviation: Float[Any, "*run"]
+    """Of the noise, where the box is [-1, 1]."""
+    warm: Bool[Any, "*run"]
+
+    @property
+    def trunk(self) -> Trunk:
+        return self.actor.trunk
+
+    def act(self, x: Float[Array, "n *input"]) -> Float[Array, "n act"]:
+        """What is done in evaluation."""
+        return self.actor.act(x)
+
+    def spread(self) -> Float[np.ndarray, "*run act"]:
+        """The deviation of the noise, on the host."""
+        return np.asarray(self.deviation)[..., None] * self.actor.half
+
+    def uniform(self) -> bool:
+        """Whether actions are drawn evenly from the box now, on the host; runs of a group warm up together."""
+        return bool(np.all(np.asarray(self.warm)))
 
 
 class Value(eqx.Module):

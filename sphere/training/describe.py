@@ -50,9 +50,10 @@ def described(config: FleetConfig, run: Run, spec: Mapping[str, Any]) -> dict[st
 def label(learner: Learner, numbers: Mapping[str, float]) -> str:
     """What tables call a run with these numbers: the paper's name where it has one. A method whose strength is 0 is not
     named, one below 0 is called negative."""
-    actor, critic = learner.actor, learner.nets.get("critic")
+    place = learner.placement
+    actor, critic = learner.nets[place] if place else learner.actor, learner.nets.get("critic")
     base = ACTORS.get(actor.kind, learner.title if actor.kind == "mlp" else actor.kind)
-    if actor.kind == "mlp" and critic is not None and 8 <= (actor.width / critic.width) ** 2 <= 14:
+    if not place and actor.kind == "mlp" and critic is not None and 8 <= (actor.width / critic.width) ** 2 <= 14:
         base += "(10x)"  # the paper's dense baseline with ten times the parameters
     strengths = {m: numbers[m.strength] if m.strength else 1.0 for m in learner.methods}
     more = [f"{'negative ' * (value < 0)}{method.label}" for method, value in strengths.items() if value]
@@ -60,4 +61,6 @@ def label(learner: Learner, numbers: Mapping[str, float]) -> str:
         more.append("LN")
     # the paper's names for what is added to its Top-K actor do not repeat the actor's: SPHERE, LN, C-CHAIN
     alone = base == ACTORS["top-k"] and more and min(strengths.values(), default=0.0) >= 0
+    if place and actor.kind != "mlp":  # Top-K MoE critic (TD3), SPHERE + LN (TD3)
+        return f"{' + '.join(more if alone else [f'{base} {place}', *more])} ({learner.title})"
     return " + ".join(more if alone else [base, *more])

@@ -30,7 +30,7 @@ AHEAD = 8
 """Iterations that a group may have finished before the slowest one. Runs of one task differ by a quarter in what a step
 costs, and a group that waits leaves cores idle. But before a fleet can stop, all groups have to catch up."""
 
-KEEP_ALL = Boundary(parameters=True, optimiser=True, learning_rate=True, statistics=True, methods=True)
+KEEP_ALL = Boundary(parameters=True, optimiser=True, learning_rate=True, statistics=True, methods=True, replay=True)
 
 
 def program_of(config: FleetConfig) -> tuple[Learner, np.ndarray, dict[str, np.ndarray]]:
@@ -93,7 +93,7 @@ class Fleet:
         try:
             self.threads = _threads(len(parts))
             for part, source in zip(parts, sources, strict=True):
-                self.groups.append(Group(config, self.learner, part, source))
+                self.groups.append(Group(config, self.learner, part, source, directory))
         except BaseException:
             for source in sources[len(self.groups) :]:
                 source.close()

@@ -1,6 +1,7 @@
 """Runs of a fleet that collect, learn and are evaluated together: their source, their state, and its steps."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -11,6 +12,7 @@ from sphere.algos import fleet as rows
 from sphere.algos.learner import Clock, Learner
 from sphere.algos.source import Outcomes, Source
 from sphere.training.measure import measured
+from sphere.training.memory import Memory
 from sphere.training.settings import Boundary, FleetConfig, Run
 
 
@@ -49,11 +51,13 @@ class Report(NamedTuple):
 class Group:
     """The state of some runs between iterations, and the steps that move it."""
 
-    def __init__(self, config: FleetConfig, learner: Learner, runs: Sequence[Run], source: Source):
+    def __init__(self, config: FleetConfig, learner: Learner, runs: Sequence[Run], source: Source, directory: Path):
         self.config, self.learner, self.source = config, learner, source
         self.seeds = np.array([run.seed for run in runs], np.uint32)
         self.numbers = {name: jnp.asarray([run.numbers[name] for run in runs], jnp.float32) for name in runs[0].numbers}
         self.state = self._fresh()
+        places = [directory / run.name for run in runs]
+        self.memory = Memory(learner, source.spec, places) if learner.memory else None
 
     def _fresh(self) -> Any:
         return rows.init(self.learner, self.source.spec, self.seeds, self.numbers)
@@ -62,6 +66,8 @@ class Group:
         """Begin a task. `keep`: what is kept of the task before; None: there was none."""
         if keep is not None:
             self.state = rows.cross(self.learner, keep, self.state, self._fresh(), self.seeds)
+            if self.memory is not None and not keep.replay:
+                self.memory.forget()
         self.source.enter(task, keep)
 
     @property
@@ -75,6 +81,8 @@ class Group:
         policy = self.policy
         data, outcomes = self.source.collect(policy, order.iteration)
         data = rows.annotated(self.learner, policy, data)
+        if self.memory is not None:
+            data = self.memory.extend(data)
         clock = Clock(np.int32(order.iteration), np.float32(order.progress))
         self.state, metrics = rows.update(self.learner, self.state, self.numbers, data, self.seeds, clock)
         report = Report(metrics, outcomes)
@@ -97,11 +105,16 @@ class Group:
     def tree(self) -> dict[str, Any]:
         """All that the future depends on, every array with rows by run or by environment."""
         # copies: the next update writes over what it is given
-        return {"state": jax.tree.map(np.array, self.state), "source": self.source.get_state()}
+        own = {} if self.memory is None else {"memory": self.memory.tree()}
+        return {"state": jax.tree.map(np.array, self.state), "source": self.source.get_state(), **own}
 
     def restore(self, tree: dict[str, Any]) -> None:
         self.source.set_state(tree["source"])
         self.state = jax.tree.map(jnp.asarray, tree["state"])
+        if self.memory is not None:
+            self.memory.restore(tree["memory"])
 
     def close(self) -> None:
         self.source.close()
+        if self.memory is not None:
+            self.memory.close()

@@ -60,7 +60,7 @@ def _of_network(net: Any, states: States, spec: DataSpec) -> list[dict[str, floa
     for place, given in states.places.items():
         inputs = jnp.asarray(given)
         found = _diagnose(net, inputs)._asdict()
-        if spec.low:
+        if spec.low and hasattr(net, "log_std"):
             bounds = (np.asarray(bound, np.float32) for bound in (spec.low, spec.high))
             found["saturation"] = _saturation(net, inputs, *bounds)
         for name, values in jax.device_get(found).items():

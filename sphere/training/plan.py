@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from sphere.algos import fleet as rows
+from sphere.algos import replay
 from sphere.algos.learner import Clock
 from sphere.nets import parameter_count
-from sphere.training import limits
+from sphere.training import limits, memory
 from sphere.training.fleet import Fleet
 from sphere.training.group import Group
 from sphere.training.progress import clock, plural
@@ -79,7 +80,10 @@ def plan(config: FleetConfig, out: Path) -> str:
     nets = fleet.learner.networks(state)
     parameters = sum(parameter_count(net) for net in nets.values()) // runs
     held = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
-    one = runs * config.iteration_steps * sum(np.asarray(leaf).nbytes for leaf in data.values()) // _samples(data)
+    remembered = runs * memory.size(fleet.learner, source.spec)
+    width = replay.width(source.spec)
+    made_up = sum(np.asarray(leaf).nbytes for leaf in data.values()) // _samples(data)
+    one = runs * config.iteration_steps * (4 * width if remembered else made_up)
     many = "run" if runs == 1 else "runs as one fleet"
     lines = [
         f"{runs} {many} on {jax.devices()[0].device_kind}, into {out}",
@@ -90,8 +94,9 @@ def plan(config: FleetConfig, out: Path) -> str:
         f"({plural(config.iterations_per_task, 'iteration')} of {config.iteration_steps:,}), "
         f"{config.total_iterations * config.iteration_steps * runs:,} in all",
         f"  networks   {parameters:,} parameters per run ({' and '.join(nets)})",
-        f"  memory     about {(3 * held + 2 * one) / 2**20:,.0f} MiB on the device "
-        f"(states {held / 2**20:,.0f}, one iteration's data {one / 2**20:,.0f})",
+        f"  memory     about {(3 * held + 2 * one + remembered) / 2**20:,.0f} MiB on the device "
+        f"(states {held / 2**20:,.0f}, one iteration's data {one / 2**20:,.0f}"
+        + (f", replay {remembered / 2**20:,.0f}, on disk as much)" if remembered else ")"),
         f"  time       about {clock(config.total_iterations * iteration)}, evaluation included, at "
         f"{runs * config.iteration_steps / iteration:,.0f} steps/s: by a short measurement just now, with fresh "
         "networks on the first task",

@@ -32,6 +32,9 @@ class Boundary:
     methods: bool = True
     """What methods know (ages and utilities of units, ...), unless parameters start fresh; C-CHAIN forgets the task
     before in any case."""
+    replay: bool = False
+    """The transitions that an off-policy learner remembers. Without them it begins with uniform actions again, as a
+    reload in the released code would have it."""
 
 
 NOTHING = Boundary(parameters=False, optimiser=False, learning_rate=False, statistics=False, methods=False)

@@ -1,0 +1,110 @@
+"""A data set as the source of a learner's data; environments only say how well its policy does."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sphere import envs
+from sphere.algos import replay
+from sphere.algos.learner import Data, DataSpec
+from sphere.algos.source import Outcomes, Source, States, Wanted
+from sphere.data.recorded import Recorded, read
+from sphere.envs.player import Player, outcomes
+from sphere.envs.policy import EPSILON
+from sphere.envs.source import Environments, task_name
+from sphere.envs.statistics import Statistics
+
+FLOOR = 1e-3
+"""Added to the deviation of every column of the observations, as in the authors' code."""
+
+
+@dataclass(frozen=True)
+class Offline(Environments):
+    """Recorded transitions, the same for all tasks and runs, with observations at mean 0 and deviation 1 over the
+    set."""
+
+    kind: ClassVar[str] = "offline"
+
+    dataset: str = ""
+    """A data set in Minari's format: a name that Minari knows, or the path of a directory."""
+
+    def divide(self, runs: int, sharing: int) -> list[int]:
+        return [runs]
+
+    def open(self, wanted: Wanted, seeds: Sequence[Sequence[int]]) -> list[Source]:
+        (mine,) = seeds
+        recorded = read(self.dataset)  # before any simulator is started
+        return [OfflineSource(self, wanted, list(mine), recorded)]
+
+
+def statistics_of(recorded: Recorded, runs: int) -> Statistics:
+    """By which every run normalises: (x - mean) / (deviation + 1e-3)."""
+    wide = recorded.obs.astype(np.float64)
+    variance = np.square(wide.std(axis=0) + FLOOR) - EPSILON  # which `normalised` adds again
+    return Statistics(
+        np.tile(wide.mean(axis=0), (runs, 1)), np.tile(variance, (runs, 1)), np.full(runs, float(len(wide)))
+    )
+
+
+class OfflineSource:
+    """A data set for a group of runs."""
+
+    def __init__(self, settings: Offline, wanted: Wanted, seeds: list[int], recorded: Recorded):
+        self.settings, self.wanted, self.seeds, self.runs = settings, wanted, seeds, len(seeds)
+        self.player = Player(
+            envs.make(wanted.tasks[0], wanted.episodes, seeds, settings.workers, **settings.of_suite())
+        )
+        try:
+            pool = self.player.pool
+            box = pool.single_action_space
+            (size,) = pool.single_observation_space.shape
+            self.spec = DataSpec((size,), len(box.low), tuple(box.low.tolist()), tuple(box.high.tolist()))
+            self.horizon = pool.horizon
+            recorded.check(settings.dataset, self.spec)
+        except BaseException:
+            self.close()
+            raise
+        self.statistics = statistics_of(recorded, self.runs)
+        self.count = len(recorded.reward)
+        self.table = self._table(recorded)
+
+    def _table(self, recorded: Recorded) -> jax.Array:
+        """All transitions as rows of a memory, on the device, for every run."""
+        low, high = np.array(self.spec.low, np.float32), np.array(self.spec.high, np.float32)
+        obs, following = (self.statistics.normalise(x[None])[0] for x in (recorded.obs, recorded.next_obs))
+        action = np.clip((recorded.action - (high + low) / 2) / ((high - low) / 2), -1, 1)
+        columns = (obs, action, recorded.reward, following, recorded.terminated)
+        rows = replay.as_rows([column[:, None] for column in columns])
+        return jnp.broadcast_to(rows, (self.runs, *rows.shape))
+
+    def enter(self, task: str, keep: Any | None) -> None:
+        """The data are those of all tasks; only evaluation changes."""
+
+    def collect(self, policy: Any, iteration: int) -> tuple[Data, Outcomes]:
+        return {"table": self.table, "filled": np.full(self.runs, self.count, np.int32)}, outcomes([], 1)
+
+    def sample(self, policy: Any, steps: int, iteration: int) -> Any:
+        return self.collect(policy, iteration)
+
+    def evaluate(self, policy: Any, task: str) -> Outcomes:
+        return self.player.evaluate(jax.block_until_ready(policy), task_name(task), self.seeds, self.statistics)
+
+    def states(self) -> States | None:
+        """Of the data set, evenly spread."""
+        if not self.wanted.heldout:
+            return None
+        rows = np.linspace(0, self.count - 1, min(self.wanted.heldout, self.count)).astype(int)
+        return States({"heldout": np.asarray(self.table[:, rows, : self.spec.observation[0]])})
+
+    def get_state(self) -> dict[str, Any]:
+        return {"statistics": self.statistics.state()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.statistics = Statistics(**state["statistics"])
+
+    def close(self) -> None:
+        self.player.pool.close()

@@ -1,0 +1,309 @@
+"""TD3 on tasks whose values and actions are known, its settings, and what it refuses."""
+
+import dataclasses
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_ladder import states
+
+from sphere.algos import fleet as rows
+from sphere.algos.learner import Clock
+from sphere.algos.source import Wanted
+from sphere.algos.state import init_methods
+from sphere.algos.step import Surroundings
+from sphere.algos.td3 import TD3
+from sphere.algos.td3_equations import Transition, actor_loss, bellman_target, critic_loss
+from sphere.algos.td3_step import minibatch
+from sphere.envs.probes import PROBES, optimal_action, optimal_value
+from sphere.envs.source import Environments
+from sphere.methods import CBP, CChain, LayerNorm, Parseval, ReDo, SpectralNorm, SpectralReg, Sphere
+from sphere.nets import DeterministicActor, NetConfig, TwinQ, build
+from sphere.training.memory import Memory
+
+GAMMA = 0.8
+SEEDS = (0, 1)
+
+CONFIG = TD3(
+    num_envs=16,
+    rollout_steps=8,
+    update_ratio=0.5,
+    batch_size=64,
+    buffer_size=4096,
+    learning_starts=256,
+    exploration=0.3,
+    gamma=GAMMA,
+    tau=0.05,
+    learning_rate=3e-3,
+    critic_learning_rate=3e-3,
+    actor=NetConfig(kind="mlp", width=32, depth=2),
+    critic=NetConfig(kind="top-k", width=16, depth=2, experts=4, top_k=2),
+)
+
+
+def configuration(kind):
+    """The dense critic as TD3 has it, the mixture with SPHERE."""
+    critic = NetConfig(kind="mlp", width=32, depth=2) if kind == "mlp" else CONFIG.critic
+    return dataclasses.replace(CONFIG, critic=critic, methods=() if kind == "mlp" else CONFIG.methods)
+
+
+def fresh(config, spec, numbers):
+    """LeCun-normal networks by numpy, as in test_ladder: targets equal to the networks."""
+    seeds = jnp.arange(len(SEEDS), dtype=jnp.uint32)
+    shapes = eqx.filter_eval_shape(lambda: rows.init(config, spec, seeds, numbers))
+    rng = np.random.default_rng(0)
+
+    def fill(path, leaf):
+        name = jax.tree_util.keystr(path)
+        if "kernel" in name and "moments" not in name:
+            return jnp.asarray(leaf.shape[-2] ** -0.5 * rng.normal(size=leaf.shape), leaf.dtype)
+        value = 1 if "temperature" in name or "warm" in name else 0.3 if "deviation" in name else 0
+        return jnp.full(leaf.shape, value, leaf.dtype)
+
+    state = jax.tree_util.tree_map_with_path(fill, shapes)
+    return dataclasses.replace(state, targets=jax.tree.map(jnp.copy, state.nets))
+
+
+def train(task, kind, directory, iterations=48, spoil=lambda data: data):
+    """Runs with two seeds, together; `spoil` changes what is remembered."""
+    config = configuration(kind)
+    numbers = {name: jnp.full(len(SEEDS), number, jnp.float32) for name, number in config.numbers.items()}
+    numbers["rho"] = jnp.full(len(SEEDS), 0.1, jnp.float32)
+    (source,) = Environments(workers=0).open(Wanted((f"probe/{task}",), config.rollout, 1, 0), [SEEDS])
+    memory = Memory(config, source.spec, [directory / str(seed) for seed in SEEDS])
+    try:
+        source.enter(f"probe/{task}", None)
+        state = fresh(config, source.spec, numbers)
+        for i in range(iterations):
+            data, _ = source.collect(config.policy(state), i)
+            clock = Clock(np.int32(i), np.float32((i + 1) / iterations))
+            data = memory.extend(spoil(data))
+            state, metrics = rows.update(config, state, numbers, data, np.array(SEEDS, np.uint32), clock)
+            assert np.asarray(metrics["finite"]).all()
+    finally:
+        source.close()
+        memory.close()
+    return state
+
+
+def values(state, obs):
+    """Both critics at the actor's actions, [run, critic, n]."""
+
+    def one(nets):
+        x = jnp.asarray(obs)
+        return nets["critic"](x, nets["actor"](x)[0])[0]
+
+    return np.asarray(eqx.filter_vmap(one)(state.nets))
+
+
+@pytest.mark.parametrize("task", PROBES)
+@pytest.mark.parametrize("kind", ["mlp", "top-k"])
+def test_every_rung_is_learned(kind, task, tmp_path):
+    state = train(task, kind, tmp_path)
+    obs = states(task)
+    want = optimal_value(task, obs.astype(float), GAMMA)
+    np.testing.assert_allclose(values(state, obs), np.tile(want, (len(SEEDS), 2, 1)), atol=0.15)
+    if task in ("best-action", "observed-action"):
+        every = jnp.broadcast_to(jnp.asarray(obs), (len(SEEDS), *obs.shape))
+        action = np.asarray(rows.act(CONFIG.policy(state), every))
+        assert np.abs(action - optimal_action(task, obs.astype(float))[None]).max() < 0.15
+
+
+def test_the_ladder_tells_a_time_limit_from_a_termination(tmp_path):
+    state = train("time-limit", "mlp", tmp_path, spoil=lambda data: data | {"terminated": data["done"]})
+    assert (values(state, states("time-limit")) < 4.5).all()
+
+
+# Equations, each from its definition ----------------------------------------------------------------------------------
+
+
+def pair(seed=0, obs=3, act=2, n=5):
+    """An actor, a critic and transitions."""
+    keys = jax.random.split(jax.random.key(seed), 2)
+    net = NetConfig(kind="mlp", width=8, depth=1)
+    actor = DeterministicActor(build(net, obs, act, key=keys[0]), (-1.0,) * act, (1.0,) * act)
+    critic = TwinQ(lambda key: build(net, obs + act, 1, key=key), key=keys[1])
+    rng = np.random.default_rng(seed)
+    batch = Transition(
+        *(jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((n, obs), (n, act), (n,), (n, obs))),
+        jnp.asarray([0, 1, 0, 0, 1][:n], jnp.float32),
+    )
+    return actor, critic, batch, rng
+
+
+def by_hand(mlp, x):
+    """One sample through one hidden layer of rectified units."""
+    (layer,) = mlp.hidden
+    hidden = np.maximum(np.asarray(x) @ np.asarray(layer.kernel) + np.asarray(layer.bias), 0)
+    return hidden @ np.asarray(mlp.head.kernel) + np.asarray(mlp.head.bias)
+
+
+def q_by_hand(critic, obs, action):
+    joined = np.concatenate([obs, action])
+    return [float(by_hand(trunk, joined)[0]) for trunk in (critic.first, critic.second)]
+
+
+def test_the_target_is_the_smaller_value_at_a_noisy_clipped_action():
+    actor, critic, batch, rng = pair()
+    noise = rng.normal(size=(5, 2)).astype(np.float32)
+    want = []
+    for i in range(5):
+        action = np.clip(np.tanh(by_hand(actor.trunk, batch.next_obs[i])) + noise[i], -1, 1)
+        after = 0.0 if batch.terminated[i] else 0.9 * min(q_by_hand(critic, batch.next_obs[i], action))
+        want.append(float(batch.reward[i]) + after)
+    np.testing.assert_allclose(bellman_target(actor, critic, batch, jnp.asarray(noise), 0.9), want, rtol=1e-5)
+
+
+def test_losses_are_sums_over_both_critics_and_means_over_samples():
+    actor, critic, batch, rng = pair(1)
+    target = rng.normal(size=5).astype(np.float32)
+    both = np.array([q_by_hand(critic, o, a) for o, a in zip(batch.obs, batch.action, strict=True)])
+    want = sum(np.mean((both[:, c] - target) ** 2) for c in (0, 1))
+    np.testing.assert_allclose(critic_loss(critic, batch, jnp.asarray(target), 0.5)[0], 0.5 * want, rtol=1e-5)
+    actions = np.array([np.tanh(by_hand(actor.trunk, o)) for o in batch.obs])
+    values = np.array([q_by_hand(critic, o, a) for o, a in zip(batch.obs, actions, strict=True)])
+    np.testing.assert_allclose(actor_loss(actor, critic, batch, "minimum")[0], -values.min(axis=1).mean(), rtol=1e-5)
+    first = values[:, 0]
+    cloned = np.mean((actions - np.asarray(batch.action)) ** 2)
+    np.testing.assert_allclose(
+        actor_loss(actor, critic, batch, "first", 2.5)[0],
+        -2.5 * first.mean() / np.abs(first).mean() + cloned,
+        rtol=1e-5,
+    )
+
+
+# Settings -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"batch_size": 8192}, "batch_size=8192 is larger than td3.buffer_size=4096"),
+        ({"learning_starts": 5000}, "nothing would ever be learned"),
+        ({"learning_starts": 10}, "does not fill a minibatch of 64"),
+        ({"update_ratio": -1.0}, "td3.update_ratio=-1.0; want a number"),
+        (
+            {"methods": (Sphere(),)},
+            "methods act on the critic of td3, and its placement is 'actor'; use placement 'critic'",
+        ),
+        ({"methods": (CChain(),)}, "c-chain has no effect here: .* it is made for a policy"),
+        ({"methods": (CBP(),)}, "its placement is 'both'"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_a_sentence(changes, says):
+    with pytest.raises(ValueError, match=says):
+        dataclasses.replace(CONFIG, **changes)
+
+
+def test_every_method_for_a_critic_can_be_chosen_by_its_name():
+    from sphere.choices import method_names, with_method
+    from sphere.presets import preset
+
+    start = dataclasses.replace(preset("probe-crl"), learner=CONFIG)
+    taken = []
+    for name in method_names():
+        if name in ("c-chain", "load-balance"):
+            with pytest.raises(ValueError, match="made for a policy"):
+                with_method(start, name)
+            continue
+        chosen = with_method(start, name).learner.methods
+        taken.append(name)
+        assert all(getattr(method, "placement", "critic") == "critic" for method in chosen)
+    assert taken == [
+        *("none", "sphere", "layernorm", "spectral-norm", "cbp", "parseval", "redo", "spectral-reg"),
+    ]
+
+
+@pytest.fixture(scope="module")
+def moved():
+    """The critic after two updates with these methods, of which both have a turn of the actor."""
+    from sphere.algos.learner import DataSpec
+
+    spec = DataSpec((3,), 2, (-1.0, -1.0), (1.0, 1.0))
+    net = NetConfig(kind="top-k", width=4, depth=2, experts=3, top_k=2)
+    batch, noise = pair(2)[2], jnp.zeros((5, 2))
+
+    def after(*methods):
+        config = dataclasses.replace(CONFIG, critic=net, methods=methods)
+        numbers = {key: jnp.asarray(value, jnp.float32) for key, value in config.numbers.items()}
+        numbers |= {"rho": jnp.asarray(0.1, jnp.float32)}
+        state = jax.tree.map(lambda leaf: leaf[0], fresh(dataclasses.replace(config, methods=()), spec, many(numbers)))
+        state = dataclasses.replace(state, methods=init_methods(methods, state.nets, jnp.zeros((), jnp.uint32)))
+
+        @jax.jit
+        def step(state, index):
+            around = Surroundings(steps=index, key=jax.random.fold_in(jax.random.key(0), index))
+            return minibatch(config, state, numbers, batch, noise, jnp.asarray(True), around)
+
+        for index in range(2):
+            state, metrics = step(state, jnp.asarray(index))
+            assert metrics.finite
+        return state.nets
+
+    return after
+
+
+def many(numbers):
+    return {name: jnp.full(len(SEEDS), number) for name, number in numbers.items()}
+
+
+@pytest.fixture(scope="module")
+def plain(moved):
+    return moved()
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        Sphere(placement="critic"),
+        SpectralNorm(placement="critic"),
+        CBP(placement="critic", replacement_rate=0.9, maturity=0),
+        Parseval(placement="critic"),
+        ReDo(placement="critic", period=2, window=2, tau=0.9),
+        SpectralReg(placement="critic", weight=0.1),
+    ],
+    ids=lambda method: method.name,
+)
+def test_a_method_moves_both_critics(method, moved, plain):
+    found = moved(method)
+    for one, other in zip(found["critic"].trunks.values(), plain["critic"].trunks.values(), strict=True):
+        assert np.abs(np.asarray(one.experts.hidden[1].kernel - other.experts.hidden[1].kernel)).max() > 1e-6
+    assert all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(found))
+
+
+def test_layernorm_is_in_the_critics_alone():
+    from sphere.algos.learner import DataSpec
+
+    config = dataclasses.replace(CONFIG, methods=(LayerNorm(placement="critic"),))
+    numbers = {key: jnp.full(1, value, jnp.float32) for key, value in config.numbers.items()}
+    spec = DataSpec((3,), 2, (-1.0, -1.0), (1.0, 1.0))
+    state = eqx.filter_eval_shape(lambda: rows.init(config, spec, np.zeros(1, np.uint32), numbers))
+    assert len(state.nets["critic"].first.experts.norms) == 2
+    assert state.nets["actor"].trunk.norms == ()
+
+
+def test_tables_name_the_critic():
+    from sphere.choices import with_method
+    from sphere.presets import preset
+    from sphere.training.describe import label
+
+    def named(name, method, rho=0.1):
+        learner = with_method(preset(name), method).learner
+        return label(learner, learner.numbers | {"rho": rho})
+
+    assert named("metaworld-crl-td3", "none") == "Top-K MoE critic (TD3)"
+    assert named("metaworld-crl-td3", "sphere") == "SPHERE (TD3)"
+    assert named("metaworld-crl-td3", "sphere", rho=0.0) == "Top-K MoE critic (TD3)"
+    assert named("metaworld-crl-td3", "layernorm") == "LN (TD3)"
+    assert named("metaworld-rl-td3-ln", "sphere+layernorm") == "SPHERE + LN (TD3)"
+    assert named("metaworld-cw20", "sphere") == "SPHERE"
+    dense = TD3(critic=NetConfig(kind="mlp"), methods=())
+    assert label(dense, dense.numbers) == "TD3"
+
+
+def test_the_longer_chain_has_each_of_ten_tasks_twice():
+    from sphere.presets import CW10, preset
+
+    assert [task.split("/")[1] for task in preset("metaworld-cw20").tasks] == [*CW10, *CW10]
