@@ -29,6 +29,8 @@ $(LINT): $(READY)
 $(TEST): $(READY)
 	@echo "installing what tests need (once; a minute or two)"
 	@$(INSTALL) '.[test]'
+	@{ $(RUN) -m pip install --quiet --disable-pip-version-check 'torch==2.13.0+cpu' && $(INSTALL) '.[torch-hosts]'; } >/dev/null 2>&1 \
+	  || echo "no CPU build of PyTorch in the package index: tests of sphere.torch are skipped (pip install '.[torch-hosts]' runs them)"
 	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -y -qq chromium; } >/dev/null 2>&1 \
 	  || echo "no browser: tests of the report in one are skipped (as root: apt-get install -y chromium)"
 	@touch $@

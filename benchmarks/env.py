@@ -1,11 +1,12 @@
-"""How fast environments step, and what they weigh: `python -m benchmarks.env [--suite metaworld|humanoidbench] [--memory]`.
+"""How fast environments step, and what they weigh: `python -m benchmarks.env [--suite metaworld|humanoidbench]
+[--memory]`.
 
-Per task in one run, on the same cores: our pool with random actions; for MetaWorld, `gymnasium.vector.AsyncVectorEnv` over the
-package's own environments, a process each; and physics alone, bare `mj_step` with random controls (HumanoidBench's robot is
-put back on its feet as often as a random policy falls). Whole episodes, resets included, best of several interleaved rounds.
-Workers and physics have a core each to themselves: where something else is running, the scheduler tends to wake two workers
-on one core, one after the other. On a machine that is busy otherwise, `--core-time` counts the time that our processes have
-run instead of the clock's.
+Per task in one run, on the same cores: our pool with random actions; for MetaWorld, `gymnasium.vector.AsyncVectorEnv`
+over the package's own environments, a process each; and physics alone, bare `mj_step` with random controls
+(HumanoidBench's robot is put back on its feet as often as a random policy falls). Whole episodes, resets included, best
+of several interleaved rounds. Workers and physics have a core each to themselves: where something else is running, the
+scheduler tends to wake two workers on one core, one after the other. On a machine that is busy otherwise, `--core-time`
+counts the time that our processes have run instead of the clock's.
 """
 
 import argparse
@@ -141,7 +142,7 @@ def physics_alone(
 
 
 def in_pieces(rollouts: Any, actions: np.ndarray, i: int) -> None:
-    """A whole episode when its first step is asked for: workers that act by themselves meet nobody in between."""
+    """A whole episode when its first step is asked for: workers that act by themselves need no answer in between."""
     if i == 0:
         rollouts.run(EPISODE, actions[:EPISODE])
 
@@ -161,11 +162,11 @@ def package_pool(task: str, envs: int) -> Any:
 def compare(
     suite: str, task: str, envs: int, workers: int | None, seconds: float, rounds: int, core_time: bool
 ) -> list[float]:
-    """Steps per second of ours, step by step and in pieces, of the package under gymnasium (0 where it cannot be run), and of
-    physics alone."""
+    """Steps per second of ours, step by step and in pieces, of the package under gymnasium (0 where it cannot be run),
+    and of physics alone."""
     from sphere.envs import make
+    from sphere.envs.handles import Process
     from sphere.envs.rollouts import Rollouts
-    from sphere.envs.worker import Process
 
     context = multiprocessing.get_context("forkserver")
     ours = make(f"{suite}/{task}", num_envs=envs, workers=workers)

@@ -1,26 +1,22 @@
 """What each method costs: `python -m benchmarks.methods`.
 
 Whole updates of fleets on synthetic rollouts with the paper's actor (Top-2 of ten experts, three layers of 256,
-observation 39, action 4) and critic, as in `benchmarks.update`: milliseconds per minibatch of a fleet, and how many times that
-of no method, measured beside it in the same process. CBP is timed where every unit is mature and units are replaced; ReDo at
-its period of 1,000 steps, none of them in the measurement, and once more as if every step were due.
+observation 39, action 4) and critic, as in `benchmarks.update`: milliseconds per minibatch of a fleet, and how many
+times that of no method, measured beside it in the same process. CBP is timed where every unit is mature and units are
+replaced; ReDo at its period of 1,000 steps, none of them in the measurement, and once more as if every step were due.
 """
 
 import argparse
 import dataclasses
-import time
 from collections.abc import Callable
 from functools import partial
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from benchmarks.timing import count, device
-from benchmarks.update import ON_CPU, best, experience, fresh, numbers, settings
+from benchmarks.update import ON_CPU, best, fresh, minibatches, settings, timed_update
 from sphere import registry
-from sphere.algos import fleet as rows
-from sphere.algos.learner import Clock
 from sphere.algos.ppo import PPO
 from sphere.algos.state import init_methods
 from sphere.methods import CBP, ReDo
@@ -38,22 +34,8 @@ def prepared(config: PPO, fleet: int, repeats: int, seconds: float) -> Callable[
     seeds = jnp.arange(fleet, dtype=jnp.uint32)
     state = fresh(config, fleet)
     own = jax.jit(jax.vmap(partial(init_methods, config.methods)))(state.nets, seeds)
-    state = dataclasses.replace(state, methods=own)
-    data = jax.device_put(experience(config, fleet)._asdict())
-    of_runs, clock = numbers(config, fleet), Clock(np.int32(0), np.float32(0.5))
-    minibatches = config.epochs * config.num_envs * config.rollout_steps // config.batch_size
-
-    def once() -> float:
-        nonlocal state
-        start = time.perf_counter()
-        state, metrics = rows.update(config, state, of_runs, data, seeds, clock)
-        jax.block_until_ready((state, metrics))
-        elapsed = time.perf_counter() - start
-        if not bool(jnp.all(metrics["finite"])):
-            raise RuntimeError("the synthetic update became NaN: its times mean nothing")
-        return elapsed
-
-    return lambda: 1e3 * best(once, repeats, seconds) / minibatches
+    once = timed_update(config, dataclasses.replace(state, methods=own), fleet, progress=0.5)
+    return lambda: 1e3 * best(once, repeats, seconds) / minibatches(config)
 
 
 def main() -> None:

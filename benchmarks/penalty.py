@@ -1,8 +1,8 @@
 """What the penalty costs: `python -m benchmarks.penalty`.
 
-Forward and backward pass of a Top-K actor (N 64, width 256, depth 3, K 2) without a penalty, with the dense sample Gram and
-with the routed Gram, at E = 10, 100 and 1000, with a plain gradient step; then the penalty alone (value and gradient by
-the features). Each is repeated inside one compiled scan, as in training; all in one run, best of several.
+Forward and backward pass of a Top-K actor (N 64, width 256, depth 3, K 2) without a penalty, with the dense sample Gram
+and with the routed Gram, at E = 10, 100 and 1000, with a plain gradient step; then the penalty alone (value and
+gradient by the features). Each is repeated inside one compiled scan, as in training; all in one run, best of several.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """What worker processes cost beside the simulation: `python -m benchmarks.pool`.
 
-Steps of environments that do nothing, for several numbers of workers, in microseconds per step of all of them: the cost of
-waking, waiting and copying, which real environments pay on top of their simulation.
+Steps of environments that do nothing, for several numbers of workers, in microseconds per step of all of them: the cost
+of waking, waiting and copying, which real environments pay on top of their simulation.
 """
 
 import argparse

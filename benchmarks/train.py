@@ -1,7 +1,8 @@
 """Training from end to end: `python -m benchmarks.train --preset metaworld-crl --seeds 0 1 2 3 4 --rho 0 0.1`.
 
-Environment steps per second of a whole fleet over collecting, updating and evaluating as in training, from one evaluation to
-the next, and what some parts take alone. Compiling is not counted: every part runs once before the clock starts.
+Environment steps per second of a whole fleet over collecting, updating and evaluating as in training, from one
+evaluation to the next, and what some parts take alone. Compiling is not counted: every part runs once before the clock
+starts.
 """
 
 import argparse

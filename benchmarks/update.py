@@ -1,9 +1,10 @@
 """What one minibatch update costs in training: `python -m benchmarks.update`.
 
-Whole updates of fleets on synthetic rollouts with the paper's actor (Top-2, three layers of 256, observation 39, action 4) and
-critic: 32 minibatches in one call (16 on a CPU), the state donated, as in training. Milliseconds per minibatch, with and
-without the penalty, for fleets of several sizes; and in the same run one jitted call per minibatch of the same network,
-dense, one run, no scan: how the released code is built, without its other costs. Best of several, compiling excluded.
+Whole updates of fleets on synthetic rollouts with the paper's actor (Top-2, three layers of 256, observation 39, action
+4) and critic: 32 minibatches in one call (16 on a CPU), the state donated, as in training. Milliseconds per minibatch,
+with and without the penalty, for fleets of several sizes; and in the same run one jitted call per minibatch of the same
+network, dense, one run, no scan: how the released code is built, without its other costs. Best of several, compiling
+excluded.
 """
 
 import argparse
@@ -59,7 +60,7 @@ def shapes(config: PPO) -> PPOState:
 
 
 def fresh(config: PPO, fleet: int | None) -> PPOState:
-    """LeCun-scaled networks and zero moments, by numpy: `init` would take longer to compile than all the rest to run."""
+    """LeCun-scaled networks and zero moments, by numpy: `init` would take longer to compile than the rest to run."""
     rng = np.random.default_rng(0)
 
     def fill(path: Any, leaf: Any) -> jax.Array:
@@ -97,13 +98,11 @@ def best(once: Callable[[], float], repeats: int, seconds: float) -> float:
     return min(times)
 
 
-def fleet_milliseconds(config: PPO, fleet: int, repeats: int, seconds: float) -> float:
-    """Per minibatch of all runs together, by whole updates."""
-    state = fresh(config, fleet)
+def timed_update(config: PPO, state: PPOState, fleet: int, progress: float = 0.0) -> Callable[[], float]:
+    """A function that carries out one update of all runs and returns its seconds. It takes over `state`."""
     data = jax.device_put(experience(config, fleet)._asdict())
     seeds = jnp.arange(fleet, dtype=jnp.uint32)
-    of_runs, clock = numbers(config, fleet), Clock(np.int32(0), np.float32(0))
-    minibatches = config.epochs * config.num_envs * config.rollout_steps // config.batch_size
+    of_runs, clock = numbers(config, fleet), Clock(np.int32(0), np.float32(progress))
 
     def once() -> float:
         nonlocal state
@@ -115,7 +114,16 @@ def fleet_milliseconds(config: PPO, fleet: int, repeats: int, seconds: float) ->
             raise RuntimeError("the synthetic update became NaN: its times mean nothing")
         return elapsed
 
-    return 1e3 * best(once, repeats, seconds) / minibatches
+    return once
+
+
+def minibatches(config: PPO) -> int:
+    return config.epochs * config.num_envs * config.rollout_steps // config.batch_size
+
+
+def fleet_milliseconds(config: PPO, fleet: int, repeats: int, seconds: float) -> float:
+    """Per minibatch of all runs together, by whole updates."""
+    return 1e3 * best(timed_update(config, fresh(config, fleet), fleet), repeats, seconds) / minibatches(config)
 
 
 def call_milliseconds(config: PPO, repeats: int, seconds: float) -> float:

@@ -1,8 +1,9 @@
 """Where a simulator process spends its time: `python -m benchmarks.worker [--tasks push hammer] [--envs 4 8 16]`.
 
-One process's share of MetaWorld acts by a policy of its own, as in training, here in this process: microseconds of processor
-time (not of the clock: other work beside it costs only what it takes from the caches) per environment and step, the best of
-several rollouts. *whole*: physics if every step began anew, instead of where the forward pass before it has left everything.
+One process's share of MetaWorld acts by a policy of its own, as in training, here in this process: microseconds of
+processor time (not of the clock: other work beside it costs only what it takes from the caches) per environment and
+step, the best of several rollouts. *whole*: physics if every step began from scratch, instead of where the forward pass
+before it has left everything.
 """
 
 import argparse
@@ -17,9 +18,9 @@ import numpy as np
 
 from benchmarks.timing import count
 from sphere.envs.batch import Share, record
+from sphere.envs.handles import ENVIRONMENT, anonymous_memory
 from sphere.envs.metaworld import MetaWorld
 from sphere.envs.policy import Policy, Spec
-from sphere.envs.worker import ENVIRONMENT, anonymous_memory
 
 EXPERTS, WIDTH, DEPTH = 10, 256, 3
 OBS, ACT = 39, 4
@@ -72,7 +73,8 @@ def timed(clock: dict[str, int], name: str, function: Callable[..., Any]) -> Cal
 
 
 def parts(task: str, envs: int, steps: int, used: int) -> dict[str, float]:
-    """Microseconds per environment and step, each part at its best. Rollouts with whole steps take turns with the others."""
+    """Microseconds per environment and step, each part at its best. Rollouts with whole steps take turns with the
+    others."""
     found: dict[str, list[float]] = {}
     with share(task, envs, steps, used) as mine:
         batch: Any = mine.batch

@@ -1,10 +1,10 @@
-"""`make bundle PY=3.12`: a folder, and an archive of it, with all that a machine needs that has jax and nothing else, not
-even a network.
+"""`make bundle PY=3.12`: a folder, and an archive of it, with all that a machine needs that has jax and nothing else,
+not even a network.
 
 There: tar xf bundle.tar.xz; PYTHONPATH=bundle python3 -m sphere train --preset metaworld-crl ...
 
-jax brings numpy and scipy. Of metaworld's 41 MB only the models of the ten CW10 tasks are kept, with the meshes and textures
-they name; of mujoco, not its headers and samples. Figures (matplotlib) and films (imageio) are made elsewhere.
+jax brings numpy and scipy. Of metaworld's 41 MB only the models of the ten CW10 tasks are kept, with the meshes and
+textures they name; of mujoco, not its headers and samples. Figures (matplotlib) and films (imageio) are made elsewhere.
 """
 
 import argparse
@@ -25,9 +25,9 @@ PACKAGES = """
 """What `sphere` and its suites import, without jax, numpy and scipy."""
 
 TEST_PACKAGES = """
-    beartype contourpy cycler execnet fonttools grpcio hypothesis iniconfig joblib kiwisolver markdown markupsafe matplotlib
-    narwhals pillow pluggy protobuf pygments pyparsing pytest pytest-xdist python-dateutil scikit-learn six sortedcontainers
-    submitit tensorboard tensorboard-data-server threadpoolctl werkzeug
+    beartype contourpy cycler execnet fonttools grpcio hypothesis iniconfig joblib kiwisolver markdown markupsafe
+    matplotlib narwhals pillow pluggy protobuf pygments pyparsing pytest pytest-xdist python-dateutil scikit-learn six
+    sortedcontainers submitit tensorboard tensorboard-data-server threadpoolctl werkzeug
 """.split()
 """What the tests import besides, without Ray and a browser: their tests are skipped there."""
 

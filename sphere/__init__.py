@@ -58,7 +58,8 @@ __all__ = [
 
 if TYPE_CHECKING:
     from sphere import bounds, diagnostics, envs, nets, ntk, penalty, spectrum, variants
-    from sphere.penalty import penalised_value_and_grad, routed_penalty, sphere_penalty
+    from sphere.coefficient import penalised_value_and_grad
+    from sphere.penalty import routed_penalty, sphere_penalty
     from sphere.registry import register_learner, register_method, register_preset, register_source, register_suite
     from sphere.saved import load
     from sphere.spectrum import effective_rank

@@ -33,7 +33,7 @@ def method_names() -> list[str]:
 
 
 def with_method(config: FleetConfig, name: str) -> FleetConfig:
-    """The same fleet with this method, or with several joined by +, in the place of those it has. Those that stay keep their
+    """The same fleet with this method, or several joined by +, instead of its own. Those that stay keep their
     settings."""
     names = [ALIASES.get(one, one) for one in name.split("+")]
     known = method_names()

@@ -1,4 +1,9 @@
-"""The penalty's coefficient: task gradient plus penalty gradient, weighted by rho in one of three ways."""
+"""The penalty's coefficient: task gradient plus penalty gradient, weighted by rho in one of three ways.
+
+There is one forward pass. Where the coefficient is known from the values, one backward pass follows. The coefficient by
+gradient norm needs both gradients, each by a pass of its own: stacking the two cotangents would be cheaper, but rounds
+the task's gradient differently, and rho = 0 would no longer be training without a penalty (`docs/log.md`).
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -109,49 +114,66 @@ def penalised_value_and_grad(
     if coefficient != "gradient-norm" and (felt or floor is not None):
         raise ValueError(f"coefficient {coefficient!r} knows no floor and no felt ratio; use gradient-norm")
 
-    def function(*args: Any) -> tuple[Array, Any, Any]:
-        return _three(losses(*args))
-
     def value_and_grad(params: Any, rho: Any, *args: Any) -> tuple[Penalised, Any]:
         for one in rho if isinstance(rho, tuple) else (rho,):
             _strength(one)
+
+        def function(params: Any) -> tuple[Array, Any, Any]:
+            return _three(losses(params, *args))
+
         if coefficient == "gradient-norm":
-            # Each by its own backward pass: no work on cotangents that are zero, and the task's gradient is compiled
-            # as it would be alone. The compiler finds that both share the forward pass.
-            task_of = jax.value_and_grad(lambda params: function(params, *args)[::2], has_aux=True)
-            (loss, aux), task = task_of(params)
-            penalty, pull = jax.vjp(lambda params: function(params, *args)[1], params)
-            task = jax.lax.optimization_barrier(task)  # nothing after it may change how it is rounded
-            size, grad = global_norm(task), task
-            if isinstance(penalty, tuple):  # a backward pass for each, without work on cotangents that are zero
-                pulled = [jax.grad(lambda p, i=i: function(p, *args)[1][i])(params) for i in range(len(penalty))]
-            else:
-                pulled = list(pull(jnp.ones_like(penalty)))
-            ratios, weights, found = _for_each(rho, penalty), [], []
-            square = sum_of_squares(task) if felt or floor is not None else None
-            for ratio, extra in zip(ratios, pulled, strict=True):
-                if floor is None:
-                    weights.append(ratio * size / (global_norm(extra) + 1e-8))
-                else:
-                    weights.append(_relative(ratio, square, sum_of_squares(extra), floor))
-                found.append(_felt(weights[-1], sum_of_squares(extra), square) if felt else None)
-                grad = jax.tree.map(partial(_added, ratio, weights[-1]), grad, extra)
-            weight = tuple(weights) if isinstance(penalty, tuple) else weights[0]
-            strength = (tuple(found) if isinstance(penalty, tuple) else found[0]) if felt else None
-        else:
-
-            def both(params: Any) -> tuple[tuple[Array, Any], Any]:
-                loss, penalty, aux = function(params, *args)
-                return (loss, penalty), aux
-
-            (loss, penalty), pull, aux = jax.vjp(both, params, has_aux=True)
-            one = jnp.ones_like(loss)
-            weights = [
-                ratio * (jnp.abs(loss) / (jnp.maximum(term, 0) + 1e-8) if coefficient == "loss-ratio" else one)
-                for ratio, term in zip(_for_each(rho, penalty), jax.tree.leaves(penalty), strict=True)
-            ]
-            weight = tuple(weights) if isinstance(penalty, tuple) else weights[0]
-            (grad,), strength = pull((one, weight)), None
-        return Penalised(loss, penalty, weight, aux, strength), grad
+            return _by_gradient_norms(function, params, rho, floor, felt)
+        return _by_values(function, params, rho, coefficient == "loss-ratio")
 
     return value_and_grad
+
+
+def _by_gradient_norms(
+    function: Callable[[Any], tuple[Array, Any, Any]], params: Any, rho: Any, floor: float | None, felt: bool
+) -> tuple[Penalised, Any]:
+    """Each gradient by its own backward pass: no work on cotangents that are zero, and the task's gradient is compiled
+    as it would be alone. The compiler finds that both share the forward pass."""
+    (loss, aux), task = jax.value_and_grad(lambda params: function(params)[::2], has_aux=True)(params)
+    penalty, pull = jax.vjp(lambda params: function(params)[1], params)
+    task = jax.lax.optimization_barrier(task)  # nothing after it may change how it is rounded
+    size, grad = global_norm(task), task
+    if isinstance(penalty, tuple):  # a backward pass for each
+        pulled = [jax.grad(lambda p, i=i: function(p)[1][i])(params) for i in range(len(penalty))]
+    else:
+        pulled = list(pull(jnp.ones_like(penalty)))
+    weights, found = [], []
+    square = sum_of_squares(task) if felt or floor is not None else jnp.zeros(())  # of no use otherwise
+    for ratio, extra in zip(_for_each(rho, penalty), pulled, strict=True):
+        if floor is None:
+            weights.append(ratio * size / (global_norm(extra) + 1e-8))
+        else:
+            weights.append(_relative(ratio, square, sum_of_squares(extra), floor))
+        found.append(_felt(weights[-1], sum_of_squares(extra), square) if felt else None)
+        grad = jax.tree.map(partial(_added, ratio, weights[-1]), grad, extra)
+    strength = _like(penalty, found) if felt else None
+    return Penalised(loss, penalty, _like(penalty, weights), aux, strength), grad
+
+
+def _by_values(
+    function: Callable[[Any], tuple[Array, Any, Any]], params: Any, rho: Any, by_ratio: bool
+) -> tuple[Penalised, Any]:
+    """lambda = rho, or rho * |task| / penalty: known before the one backward pass."""
+
+    def both(params: Any) -> tuple[tuple[Array, Any], Any]:
+        loss, penalty, aux = function(params)
+        return (loss, penalty), aux
+
+    (loss, penalty), pull, aux = jax.vjp(both, params, has_aux=True)
+    one = jnp.ones_like(loss)
+    weights = [
+        ratio * (jnp.abs(loss) / (jnp.maximum(term, 0) + 1e-8) if by_ratio else one)
+        for ratio, term in zip(_for_each(rho, penalty), jax.tree.leaves(penalty), strict=True)
+    ]
+    weight = _like(penalty, weights)
+    (grad,) = pull((one, weight))
+    return Penalised(loss, penalty, weight, aux), grad
+
+
+def _like(penalty: Any, found: list[Any]) -> Any:
+    """A tuple where the penalty is one."""
+    return tuple(found) if isinstance(penalty, tuple) else found[0]

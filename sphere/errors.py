@@ -1,4 +1,4 @@
-"""What the person at the keyboard can mend, in sentences."""
+"""Errors that a user can fix, in sentences."""
 
 import difflib
 import math
@@ -7,11 +7,11 @@ from typing import Any
 
 
 class UserError(ValueError):
-    """Something the person at the keyboard can mend; printed without a traceback."""
+    """An error that a user can fix; printed without a traceback."""
 
 
 def in_range(settings: Any, bounds: Mapping[str, tuple[float | None, float | None]], prefix: str = "") -> None:
-    """Refuse numbers among the settings that lie outside their bounds (None: none), or are none at all."""
+    """Refuse numbers among the settings that lie outside their bounds (None: unbounded) or are not finite."""
     for name, (low, high) in bounds.items():
         value = getattr(settings, name)
         if value is None:

@@ -3,6 +3,12 @@
 A layer's gradient is an outer product g a^T, so its share of K needs no Jacobian:
 K_ij = sum over layers and over slots that met the same parameters of (a_i . a_j + 1) (g_i . g_j).
 The scalar output per sample is the sum of the network's outputs; the log standard deviation of a policy is left out.
+
+The 1 is the bias's. An expert that was not chosen has g = 0; one that was has its gate weight in g. LayerNorm's scale
+and bias add a term of their own. One forward pass and one backward pass by the taps give all factors: sample i's
+output does not depend on sample j's taps. The sum by part (gate, expert, shared) gives the coupling terms of
+`sphere.bounds`. For other functions there is stochastic Lanczos quadrature with a standard error; each is the other's
+test.
 """
 
 import inspect

@@ -2,7 +2,10 @@
 
 A penalty needs three numbers of A = Phi^T Phi / N [m, m]: its trace, its squared Frobenius norm and m. Three routes
 give them, and the cheapest is taken: the feature Gram (m small), the sample Gram (N small), and the routed Gram,
-which looks only at the N*K tokens that were routed and whose cost does not depend on the number of experts.
+which looks only at the N*K tokens that were routed and whose cost does not depend on the number of experts: F F^T of
+these tokens F [N*K, width], masked where two tokens met the same expert and summed over the slots, is N times the
+sample Gram, and Phi is never built. Shapes are known while compiling, so the choice is by a count of multiplications
+and costs nothing. The Kronecker and Khatri-Rao variants work on the same numbers; no product matrix is formed.
 """
 
 from collections.abc import Mapping
@@ -141,8 +144,8 @@ def _tokens_fit(arguments: Mapping[str, Any]) -> None:
         )
     if not jnp.issubdtype(jnp.asarray(experts).dtype, jnp.integer):
         raise ValueError(
-            f"experts has numbers of type {jnp.asarray(experts).dtype}, wanted integers: which experts were chosen, not how "
-            "much they weigh; weights belong to features"
+            f"experts has numbers of type {jnp.asarray(experts).dtype}, wanted integers: which experts were chosen, "
+            "not how much they weigh; weights belong to features"
         )
     if known(experts) and not (np.min(experts) >= 0 and np.max(experts) < number):
         raise ValueError(

@@ -50,7 +50,7 @@ _METAWORLD = FleetConfig(
     tasks=tuple(f"metaworld/{task}" for task in CW10), rho=(0.1,), learner=PPO(), source=Environments()
 )
 
-# The released code names MetaWorld's frozen-goal environments; its coefficient is by default 0.05 by the ratio of losses.
+# The released code names MetaWorld's frozen-goal environments; its default coefficient is 0.05, by loss ratio.
 _METAWORLD_RELEASED = dataclasses.replace(
     _METAWORLD,
     rho=(0.05,),

@@ -1,4 +1,4 @@
-"""What can be plugged in, by name: learners, sources, methods, suites and presets, ours and those from outside the package.
+"""What can be plugged in, by name: learners, sources, methods, suites and presets, also from outside the package.
 
 A name stands for a class, or for "module:attribute" of one that is imported when it is asked for. A module from outside
 adds its own when it is imported:
@@ -105,6 +105,8 @@ def suite(name: str) -> Any:
 
 
 def _find(place: dict[str, Found], kind: str, name: str) -> Found:
+    if name not in place:
+        load_plugins()
     if name not in place:
         raise unknown(kind, name, place)
     found = place[name]

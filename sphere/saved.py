@@ -24,8 +24,8 @@ from sphere.training.settings import FleetConfig, from_json
 
 
 def load(path: str | Path, run: str | None = None) -> "Policy":
-    """The policy of a run, from the newest good checkpoint of its fleet. `path`: the run's directory, or the fleet's and the
-    name of the run (not needed where there is only one)."""
+    """The policy of a run, from the newest good checkpoint of its fleet. `path`: the run's directory, or the fleet's
+    and the name of the run (not needed where there is only one)."""
     path = Path(path)
     if run is None and (path / "config.json").is_file():
         path, run = path.resolve().parent, path.resolve().name
@@ -145,9 +145,7 @@ class Policy:
 
     def evaluate(self, task: str | None = None, episodes: int = 10) -> dict[str, float]:
         """Means over deterministic episodes on a task, by default the one that training was at; starts simulators."""
-        wanted = task or self.fleet.task
-        if "/" not in wanted:
-            wanted = f"{self.fleet.config.suite}/{wanted}"
+        wanted = self.fleet.config.full_name(task or self.fleet.task)
         return self.fleet.evaluate(wanted, episodes, self.row).means(1)[0]
 
 

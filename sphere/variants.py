@@ -53,8 +53,8 @@ class PenaltyConfig:
     coefficient: Coefficient = "gradient-norm"
     """How rho becomes the penalty's weight: by ratio of gradient norms, by ratio of losses, or as it is."""
     floor: float | None = None
-    """gradient-norm: the smallest norm of the penalty's gradient that counts, as a fraction of the task's. None: both norms
-    are at least 1e-4, as released, and a penalty with a smaller gradient is felt less than rho says."""
+    """gradient-norm: the smallest norm of the penalty's gradient that counts, as a fraction of the task's. None: both
+    norms are at least 1e-4, as released, and a penalty with a smaller gradient is felt less than rho says."""
     placement: Placement = "actor"
     mixtures: Literal["last", "all"] = "last"
     """Of a network with several mixtures: the last alone, or the sum over all of them."""

@@ -5,7 +5,8 @@ import os
 from importlib.metadata import version
 from pathlib import Path
 
-# Compiling is most of what tests do: with less optimisation, large programs shared between processes and with the next run.
+# Compiling is most of what tests do: with less optimisation, large programs shared between processes and with the next
+# run.
 if version("jaxlib").startswith("0.10."):  # a later one may not know these, and leaves where it does not
     QUICKLY = "--xla_backend_optimization_level=1 --xla_cpu_use_fusion_emitters=false"
     os.environ["XLA_FLAGS"] = f"{QUICKLY} {os.environ.get('XLA_FLAGS', '')}"
@@ -46,7 +47,8 @@ LONGEST = (
 
 
 def pytest_collection_modifyitems(items):
-    """The longest files first: of two processes, each of which takes a file at a time, neither is left alone at the end."""
+    """The longest files first: of two processes, each of which takes a file at a time, neither is left alone at the
+    end."""
     order = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.module.__name__, len(order)))
 

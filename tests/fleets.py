@@ -60,8 +60,8 @@ def python_path(*first: Path) -> str:
 
 
 class Hold:
-    """Trainings in other processes do not go beyond so many iterations while `file` exists, unless they are asked to stop.
-    So whatever a test does to them comes before their end, however fast they are."""
+    """Trainings in other processes do not go beyond so many iterations while `file` exists, unless they are asked to
+    stop. So whatever a test does to them comes before their end, however fast they are."""
 
     def __init__(self, file: Path, iterations: int):
         self.file, self.iterations = file, iterations

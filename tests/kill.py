@@ -1,4 +1,5 @@
-"""`python tests/kill.py 20`: train a fleet that is killed by SIGKILL at random moments, compare with an undisturbed one."""
+"""`python tests/kill.py 20`: train a fleet that is killed by SIGKILL at random moments, compare with an undisturbed
+one."""
 
 import dataclasses
 import random
@@ -20,7 +21,8 @@ SPREAD = 3
 
 
 def train_with_kills(config, directory: Path, cache: Path, kills: int, seed: int) -> None:
-    """Resume until done; so many times the process is killed, now and then at its start, else at a moment of its training."""
+    """Resume until done; so many times the process is killed, now and then at its start, else at a moment of its
+    training."""
     rng = random.Random(seed)
     fleets.write(config, directory)
     last = config.iterations_per_task * len(config.tasks) - 1

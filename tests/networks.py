@@ -49,7 +49,7 @@ def flat_jacobian(net, x):
     return np.concatenate([np.asarray(leaf).reshape(x.shape[0], -1) for leaf in jax.tree.leaves(jacobian)], axis=1)
 
 
-# Plain numpy, one sample and one expert at a time, from the papers' formulas. -------------------------------------------
+# Plain numpy, one sample and one expert at a time, from the papers' formulas. -----------------------------------------
 
 
 def np_softmax(v):
@@ -129,13 +129,14 @@ def np_forward(kind, net, x):
     return np.stack(outputs), np.stack(phi)
 
 
-# A network of tokens ----------------------------------------------------------------------------------------------------
+# A network of tokens --------------------------------------------------------------------------------------------------
 
 TOKENS, SIZE, WIDTH, OUT, EXPERTS = 3, 4, 6, 2, 4
 
 
 class TokenNet(eqx.Module):
-    """What a Transformer is without attention: shared layers on every token, two mixtures with residuals, a mean, a head."""
+    """What a Transformer is without attention: shared layers on every token, two mixtures with residuals, a mean, a
+    head."""
 
     embed: Linear
     norms: tuple[LayerNorm, ...]

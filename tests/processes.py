@@ -18,7 +18,8 @@ _started: list[tuple[subprocess.Popen, str]] = []
 
 
 def start(words: Iterable[str], env: dict[str, str] | None = None, **options: Any) -> subprocess.Popen:
-    """A process with a session of its own. It and all that it starts are ended with the test (conftest.py), if not before."""
+    """A process with a session of its own. It and all that it starts are ended with the test (conftest.py), if not
+    before."""
     mark = f"{_MARK}={uuid.uuid4()}"
     env = dict(os.environ if env is None else env) | dict([mark.split("=")])
     process = subprocess.Popen(list(words), env=env, start_new_session=True, text=True, **options)

@@ -1,5 +1,6 @@
 """Checkpoints: bit-exact, undamaged or refused, safe against a kill at any moment."""
 
+import hashlib
 import json
 import logging
 import os
@@ -101,8 +102,8 @@ def forge(path, members: dict[str, bytes], compression: int = zipfile.ZIP_STORED
             for name, data in members.items():
                 archive.writestr(name, data)
         length = file.seek(0, os.SEEK_END) - 64
-        digest = checkpoint._digest(file, length)
-        file.seek(length)
+        file.seek(0)
+        digest = hashlib.sha256(file.read(length)).hexdigest().encode()  # leaves the file at the place for it
         file.write(digest)
 
 

@@ -1,4 +1,5 @@
-"""What a rollout holds, against the textbook's Gaussian: actions, log-probabilities, and whose random numbers they are."""
+"""What a rollout holds, against the textbook's Gaussian: actions, log-probabilities, and whose random numbers they
+are."""
 
 import equinox as eqx
 import numpy as np

@@ -50,7 +50,7 @@ def diagnosed(net, x):
     return diagnose(net, x, neighbours=NEAREST)
 
 
-# The definitions, one state and one expert at a time ----------------------------------------------------------------------
+# The definitions, one state and one expert at a time ------------------------------------------------------------------
 
 
 def np_hidden(mlp, x, expert=None):
@@ -152,7 +152,7 @@ def defined(kind, net, x):
     }
 
 
-# Whole networks -------------------------------------------------------------------------------------------------------------
+# Whole networks -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -219,7 +219,7 @@ def test_a_dead_network_has_numbers():
     assert {name for name, value in got.items() if np.isnan(value)} == {"silhouette"}
 
 
-# Traces made by hand, in both layouts ---------------------------------------------------------------------------------------
+# Traces made by hand, in both layouts ---------------------------------------------------------------------------------
 
 
 def made(hidden, chosen, aligned, weight=None, embedding=None, shared=0):
@@ -333,7 +333,7 @@ def test_an_expert_is_selected_even_if_its_weight_underflows():
     assert_allclose(pair_similarity(trace).overlap, 1)
 
 
-# Load -----------------------------------------------------------------------------------------------------------------------
+# Load -----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -352,7 +352,7 @@ def test_load_of_known_counts(counts, want):
     assert_allclose(got, want, atol=1e-6)
 
 
-# Gate geometry --------------------------------------------------------------------------------------------------------------
+# Gate geometry --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -7,7 +7,7 @@ import re
 
 import jax
 import pytest
-from fleets import TINY
+from fleets import SPEC, TINY, changed
 from made_runs import write_run
 
 from sphere.experiments import find, gather, registry
@@ -16,12 +16,13 @@ from sphere.experiments.beside_paper import last_value, value_at
 from sphere.experiments.configs import SIZES, config_of, identity, identity_of, same_run, singles
 from sphere.experiments.experiment import SCALES, Experiment, Found
 from sphere.experiments.gather import schedule_of, wanted
+from sphere.methods import CBP, Sphere
 from sphere.nets import build, parameter_count
 from sphere.presets import PRESETS
 from sphere.report import paper
 from sphere.report.tables import Measured
-from sphere.storage.run_directory import plain
-from sphere.training.settings import FleetConfig
+from sphere.training.describe import run_records
+from sphere.training.settings import FleetConfig, to_json
 
 ASKED_FOR = """
 activation dense-backbones design-ablations expert-choice expert-count feature-rank gate-expert kfac kronecker
@@ -51,7 +52,7 @@ def test_every_experiment_has_valid_settings(scale):
         assert len({identity_of(arm.config) for arm in arms}) == len(arms), name
         for one in arms:
             assert len(one.config.rho) == 1
-            jax.eval_shape(lambda key, c=one.config: build(c.ppo.actor, 51, 19, key=key), jax.random.key(0))
+            jax.eval_shape(lambda key, c=one.config: build(c.learner.actor, 51, 19, key=key), jax.random.key(0))
 
 
 def test_sources_are_labels_of_the_paper():
@@ -74,9 +75,9 @@ def test_the_papers_scale_is_the_preset():
     by_label = {arm.label: arm.config for arm in wanted(find("metaworld-crl"), "paper")}
     preset = PRESETS["metaworld-crl"]
     assert by_label["SPHERE"] == dataclasses.replace(preset, seeds=(0, 1, 2, 3, 4))
-    bare = dataclasses.replace(preset.ppo, penalty=None)
-    assert by_label["Top-K MoE"] == dataclasses.replace(preset, seeds=(0, 1, 2, 3, 4), rho=(0.0,), ppo=bare)
-    assert by_label["CBP"].ppo.mitigations.cbp is not None
+    bare = dataclasses.replace(preset.learner, methods=())
+    assert by_label["Top-K MoE"] == dataclasses.replace(preset, seeds=(0, 1, 2, 3, 4), rho=(0.0,), learner=bare)
+    assert by_label["CBP"].learner.methods == (CBP(),)
     assert len(wanted(find("ten-seeds"), "paper")[0].config.seeds) == 10
     rates = {arm.label: arm.config.rho[0] for arm in wanted(find("sign-flip"), "paper")}
     assert list(rates.values()) == [0.0, 1e-3, -1e-3]
@@ -103,7 +104,7 @@ def test_some_methods_of_an_experiment():
 
 def test_ten_times_the_parameters():
     for suite, sizes in SIZES.items():
-        nets = [config_of(Arm("", actor=actor, preset=f"{suite}-crl")).ppo.actor for actor in ("ppo", "ppo-10x")]
+        nets = [config_of(Arm("", actor=actor, preset=f"{suite}-crl")).learner.actor for actor in ("ppo", "ppo-10x")]
         counts = [parameter_count(build(net, *sizes, key=jax.random.key(0))) for net in nets]
         assert 10 <= counts[1] / counts[0] < 10.2
 
@@ -118,15 +119,15 @@ def test_the_sizes_of_a_suite_are_those_of_its_simulator():
 
 def test_identity_leaves_out_what_makes_no_difference():
     config = dataclasses.replace(TINY, seeds=(0,), rho=(0.1,))
-    same = dataclasses.replace(config, workers=3, overlap=True, sharing=2, checkpoint_every=7, seeds=(5,))
+    same = changed(config, workers=3, overlap=True, sharing=2, checkpoint_every=7, seeds=(5,))
     assert identity_of(config) == identity_of(same)
     other = dataclasses.replace(config, steps_per_task=641)
     assert identity_of(config) != identity_of(other)
-    penalty = dataclasses.replace(config.ppo, penalty=dataclasses.replace(config.ppo.penalty, variant="gate"))
-    assert identity_of(config) != identity_of(dataclasses.replace(config, ppo=penalty))
-    none = [dataclasses.replace(config, rho=(0.0,), ppo=ppo) for ppo in (config.ppo, penalty)]
+    gate = dataclasses.replace(config.learner, methods=(Sphere(variant="gate"),))
+    assert identity_of(config) != identity_of(dataclasses.replace(config, learner=gate))
+    none = [dataclasses.replace(config, rho=(0.0,), learner=learner) for learner in (config.learner, gate)]
     assert identity_of(none[0]) == identity_of(none[1])  # without rho there is no penalty
-    assert identity(json.loads(json.dumps(plain(dataclasses.asdict(config))))) == identity_of(config)
+    assert identity(json.loads(json.dumps(to_json(config)))) == identity_of(config)
 
 
 # Tables and figures from made-up runs
@@ -134,10 +135,10 @@ def test_identity_leaves_out_what_makes_no_difference():
 
 def made_scale(config: FleetConfig, scale: str, seeds: tuple[int, ...]) -> FleetConfig:
     """Three evaluations of 1,000 steps in each of two tasks: what `made_runs` writes."""
-    ppo = dataclasses.replace(config.ppo, num_envs=10, rollout_steps=100, batch_size=100)
+    learner = dataclasses.replace(config.learner, num_envs=10, rollout_steps=100, batch_size=100)
     short = dataclasses.replace(config.evaluation, episodes=4)
     return dataclasses.replace(
-        config, tasks=config.tasks[:2], steps_per_task=3000, seeds=seeds, ppo=ppo, evaluation=short
+        config, tasks=config.tasks[:2], steps_per_task=3000, seeds=seeds, learner=learner, evaluation=short
     )
 
 
@@ -153,13 +154,17 @@ def made(tmp_path, monkeypatch):
         places = schedule.runs
         for job in schedule.jobs:
             job.directory.mkdir(parents=True, exist_ok=True)
-            (job.directory / "fleet.json").write_text(json.dumps(plain(dataclasses.asdict(job.config))))
+            fleet = {"format": 2, "spec": SPEC, "settings": to_json(job.config)}
+            (job.directory / "fleet.json").write_text(json.dumps(fleet))
         for one in wanted(experiment, "paper", seeds)[:arms]:
             for single in singles(one.config).values():
-                config = plain(dataclasses.asdict(single))
-                config["ppo"]["actor"]["experts"] = min(config["ppo"]["actor"]["experts"], 16)
-                path = write_run(places[same_run(single)], config, stop_at=stop_at)
-                (path / "config.json").write_text(json.dumps(plain(dataclasses.asdict(single))))
+                (record,) = run_records(single, SPEC)
+                whole = json.loads(json.dumps(record.config))
+                few = json.loads(json.dumps(record.config))
+                actor = few["settings"]["learner"]["actor"]
+                actor["experts"] = min(actor["experts"], 16)
+                path = write_run(places[same_run(single)], few, stop_at=stop_at)
+                (path / "config.json").write_text(json.dumps(whole))
         return gather.gather(experiment, "paper", seeds, tmp_path / name)
 
     return make

@@ -150,8 +150,8 @@ def test_fleets_side_by_side_stopped_and_gone_on_with_give_the_same_numbers(alon
     assert "2 fleets stopped and saved; go on with the same command" in said
     wait_until_gone(children)
     assert not any(job.finished for job in jobs)
-    assert {json.loads((job.directory / "fleet.json").read_text())["sharing"] for job in jobs} == {2}
-    assert {job.config.sharing for job in jobs_in(tmp_path)} == {1}  # whoever goes on with it may be alone
+    assert {json.loads((job.directory / "fleet.json").read_text())["settings"]["sharing"] for job in jobs} == {2}
+    assert {job.config.sharing for job in jobs_in(tmp_path)} == {1}  # a process that resumes it may be alone
     again = driver(tmp_path, "local")
     said = processes.ended(again)
     assert again.returncode == 0, said

@@ -1,92 +1,219 @@
-"""The worked example of docs/extending.md, done: its file and its line in a copy of the package, trained by its name."""
+"""docs/extending.md, carried out from outside the package: its files, its commands, and what it says of them."""
 
 import json
 import os
 import re
-import shutil
+import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import fleets
+import jax
+import jax.numpy as jnp
 import numpy as np
+import processes
 import pytest
 
-ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "extending.md"
-FILE, LINES = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-
-# How far one update moves the actor, with and without the method.
-SCRIPT = """
-import jax, jax.numpy as jnp, numpy as np
-from sphere.algos import ppo
-from sphere.methods import Mitigations, Regenerate
+import sphere
+from sphere import registry
+from sphere.algos import fleet as rows
+from sphere.algos.learner import Clock, DataSpec, made_up
+from sphere.algos.ppo import PPO
 from sphere.nets import NetConfig
 
-net = NetConfig(kind="mlp", width=8, depth=1)
-rng = np.random.default_rng(0)
-normal = lambda *more: rng.normal(size=(1, 8, 2, *more)).astype(np.float32)
-rollout = ppo.Rollout(normal(3), normal(2), normal() - 3, normal(), normal(3), normal() > 9, normal() > 9)
-hyper = ppo.Hyper(*(jnp.full(1, x, jnp.float32) for x in (0, 1e-3, 1e-3)))
-for weight in (0.0, 1e3):
-    config = ppo.PPOConfig(
-        num_envs=2, rollout_steps=8, batch_size=4, actor=net, critic=net, penalty=None,
-        mitigations=Mitigations(regenerate=Regenerate(weight=weight)),
-    )
-    state = ppo.init_fleet(config, 3, 2, np.zeros(1, np.uint32))
-    begin = jax.device_get(state.actor)
-    state, _ = ppo.update_fleet(config, state, hyper, rollout, np.zeros(1, np.uint32), np.int32(0), np.float32(0))
-    pairs = zip(jax.tree.leaves(begin), jax.tree.leaves(jax.device_get(state.actor)))
-    print(max(float(np.max(np.abs(a - b))) for a, b in pairs))
-try:
-    Regenerate(weight=-1)
-except ValueError as error:
-    print(error)
+PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text()
+FILES = dict(re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL))
+METHOD, SUITE, LEARNER = re.findall(r"^sphere (train --plugin .*)$", PAGE, re.MULTILINE)
+
+PPO_SIZES = (
+    "--ppo.num-envs 4 --ppo.rollout-steps 16 --ppo.batch-size 32 --ppo.epochs 2 --ppo.actor.width 8 "
+    "--ppo.actor.depth 1 --ppo.critic.width 8 --ppo.critic.depth 1 --steps-per-task 640 --checkpoint-every 2"
+)
+OTHERS = "--evaluation.episodes 3 --evaluation.heldout 16 --quiet"
+COMMANDS = {
+    "method": f"{METHOD} {PPO_SIZES} --tasks reach-north reach-east --workers 0 {OTHERS}",
+    "suite": f"{SUITE} {PPO_SIZES} --workers 1 {OTHERS}",
+    "learner": f"{LEARNER} --steps-per-task 48000 --checkpoint-every 5 --workers 0 {OTHERS}",
+}
+KILLED_AFTER = 13
+"""Iterations; the last checkpoint is some iterations before."""
+TABLES = {
+    "method": ("probe-averages.txt", "Regenerate"),
+    "suite": ("corridor-averages.txt", "SPHERE"),
+    "learner": ("probe-averages.txt", "REINFORCE"),
+}
+"""Of a report, with what each calls its runs."""
+
+SEVERAL = """
+import shlex, sys
+from sphere.cli.main import main
+for line in sys.argv[1:]:
+    if main(shlex.split(line)):
+        sys.exit(f"failed: sphere {line}")
 """
 
 
+def start(directory: Path, *words: str, hold: fleets.Hold | None = None) -> subprocess.Popen:
+    """Python in that directory, which knows the package and nothing of where the examples are."""
+    environment = {**os.environ, "PYTHONPATH": fleets.python_path(fleets.ROOT), **(hold.environment if hold else {})}
+    return processes.start(
+        [sys.executable, *words], env=environment, cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+
+
+def python(directory: Path, *words: str) -> str:
+    process = start(directory, *words)
+    said = processes.ended(process)
+    assert process.returncode == 0, said
+    return said
+
+
 @pytest.fixture(scope="module")
-def extended(tmp_path_factory):
-    """A copy of the package with one file and one line, and the import that the line needs, more."""
-    copy = tmp_path_factory.mktemp("extended")
-    shutil.copytree(ROOT / "sphere", copy / "sphere", ignore=shutil.ignore_patterns("__pycache__", "heldout", "report"))
-    (copy / "sphere" / "mitigations" / "regenerate.py").write_text(FILE)
-    registry = copy / "sphere" / "mitigations" / "__init__.py"
-    text, before = registry.read_text(), "    load_balance: LoadBalance | None = None\n"
-    assert before in text
-    needed, line = LINES.strip("\n").split("\n\n")
-    text = text.replace(before, f"{before}{line}\n").replace("\n__all__", f"{needed}\n\n__all__", 1)
-    registry.write_text(text)
-    return copy
+def outside(tmp_path_factory):
+    """A directory with the page's files and, in it, every example trained without a break (`whole/method`) and killed
+    in the middle and resumed (`cut/method`)."""
+    place = tmp_path_factory.mktemp("outside")
+    for name, text in FILES.items():
+        (place / name).write_text(text)
+    hold = fleets.Hold(place / "hold", KILLED_AFTER)
+    try:
+        python(place, "-c", SEVERAL, *(f"{command} --out whole/{name}" for name, command in COMMANDS.items()))
+        words = {name: shlex.split(f"{command} --out cut/{name}") for name, command in COMMANDS.items()}
+        for name in COMMANDS:
+            process = start(place, "-m", "sphere", *words[name], hold=hold)
+            processes.until(lambda name=name: hold.reached(place / "cut" / name), process)
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+            processes.end(process)
+        hold.release()
+        assert all(list((place / "cut" / name).glob("checkpoint-*.npz")) for name in COMMANDS)
+        python(place, "-c", SEVERAL, *(f"resume cut/{name} --quiet" for name in COMMANDS))
+    finally:
+        processes.end_all()
+    return place
 
 
-def python(copy, *words):
-    environment = {**os.environ, "PYTHONPATH": fleets.python_path(copy)}
-    return subprocess.run(
-        [sys.executable, *words], cwd=copy, env=environment, capture_output=True, text=True, check=False
-    )
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_killed_run_ends_with_the_numbers_of_an_undisturbed_one(outside, name):
+    whole, cut = (fleets.numbers(outside / kind / name) for kind in ("whole", "cut"))
+    assert len(whole) == 2 * (2 if name == "suite" else 1)  # two files of each run
+    assert whole == cut
+    ends = [fleets.final_arrays(outside / kind / name) for kind in ("whole", "cut")]
+    assert ends[0].keys() == ends[1].keys()
+    for key in ends[0]:
+        np.testing.assert_array_equal(ends[0][key], ends[1][key])
 
 
-def test_the_example_is_trained_by_its_name_with_its_settings(extended):
-    words = (
-        "-m sphere train --preset probe-crl --method regenerate --regenerate.weight 0.5 --steps-per-task 128 "
-        "--tasks reach-north reach-east --ppo.num-envs 4 --ppo.rollout-steps 16 --ppo.batch-size 32 --ppo.epochs 2 "
-        "--ppo.actor.width 8 --ppo.actor.depth 1 --ppo.critic.width 8 --ppo.critic.depth 1 --evaluation.episodes 2 "
-        "--evaluation.heldout 0 --workers 0 --quiet"
-    )
-    done = python(extended, *words.split())
-    assert done.returncode == 0, done.stderr
-    out = extended / "runs" / "probe-crl-regenerate"
-    config = json.loads((out / "rho0-seed0" / "config.json").read_text())
-    assert config["ppo"]["mitigations"]["regenerate"] == {"weight": 0.5}
-    with np.load(max(out.glob("checkpoint-*.npz"))) as file:
-        assert any("mitigation/regenerate" in name for name in file.files)
-    assert python(extended, "-m", "sphere", "resume", str(out), "--quiet").returncode == 0
+def config_of(fleet: Path) -> dict:
+    return json.loads(min(fleet.glob("*/config.json")).read_text())
 
 
-def test_the_example_does_what_it_says(extended):
-    done = python(extended, "-c", SCRIPT)
-    assert done.returncode == 0, done.stderr
-    free, held, refusal = done.stdout.splitlines()
-    assert float(held) < 0.5 * float(free)
-    assert "use 0 or more" in refusal
+def test_records_name_what_was_used(outside):
+    config = {name: config_of(outside / "cut" / name) for name in COMMANDS}
+    assert [one["plugins"] for one in config.values()] == [["regenerate"], ["corridor"], ["reinforce"]]
+    assert config["method"]["method"] == "regenerate"
+    assert config["method"]["settings"]["learner"]["methods"] == {"regenerate": {"weight": 0.5}}
+    assert config["suite"]["suite"] == "corridor"
+    assert config["learner"]["learner"] == "reinforce"
+    assert any("methods/regenerate" in name for name in fleets.final_arrays(outside / "cut" / "method"))
+
+
+def test_policies_of_plugins_are_evaluated_and_loaded(outside):
+    """Neither names a plugin: the records do. The learner's policy has learned what is known to be best."""
+    script = """
+import json, sys
+import numpy as np
+import sphere
+from sphere.envs.probes import target_action
+obs = np.random.default_rng(0).uniform(-1, 1, (500, 2))
+wrong = np.abs(sphere.load("cut/learner").act(obs) - target_action(obs)).mean()
+fresh = np.abs(target_action(obs)).mean()
+print(json.dumps([wrong, fresh, sphere.load("cut/learner").evaluate(episodes=5)]))
+print(json.dumps(sphere.load("cut/suite", "rho0.1-seed0").evaluate("corridor/forward", episodes=2)))
+"""
+    said = python(outside, "-c", SEVERAL + script, "eval cut/method --episodes 2", "eval cut/suite --episodes 2")
+    for task in ("probe/reach-north", "probe/reach-east", "corridor/forward", "corridor/backward"):
+        assert task in said
+    wrong, fresh, found = json.loads(said.splitlines()[-2])
+    assert fresh > 0.2  # zero is not the answer
+    assert wrong < 0.1
+    assert found["success_at_end"] == 1
+    assert found["return"] > 0.95  # 1 at best
+    walked = json.loads(said.splitlines()[-1])
+    assert walked["length"] == 20
+    assert -40 <= walked["return"] <= 0  # twenty steps, each at most 2 from the flag
+
+
+def test_a_report_names_them(outside):
+    python(outside, "-m", "sphere", "report", "cut", "--out", "report", "--no-figures")
+    for table, label in TABLES.values():
+        assert any(label in path.read_text() for path in (outside / "report" / "tables").glob(f"*/{table}")), label
+    assert "corridor" in (outside / "report" / "index.html").read_text()
+
+
+def test_presets_and_entry_points(tmp_path):
+    """An installed package, as its metadata say: no --plugin is named."""
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    metadata = tmp_path / "mylab-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: mylab\nVersion: 1.0\n")
+    table, line = re.search(r'^\[project.entry-points."([\w.]+)"\]\n(.*?)$', PAGE, re.MULTILINE).groups()
+    (metadata / "entry_points.txt").write_text(f"[{table}]\n{line.replace(chr(34), '')}\n")
+    said = python(tmp_path, "-m", "sphere", *"train --preset corridor-crl --method regenerate --dry-run".split())
+    assert re.search(r"method +regenerate\n", said)
+    assert re.search(r"tasks +corridor/forward, corridor/backward", said)
+
+
+def test_a_plugin_that_is_not_found_is_named(outside, tmp_path):
+    process = start(tmp_path, "-m", "sphere", "resume", str(outside / "cut" / "learner"))
+    said = processes.ended(process)
+    assert process.returncode == 1
+    assert "'reinforce' cannot be imported; go to the directory it is in" in said
+
+
+@pytest.fixture
+def regenerate(monkeypatch):
+    """The method of the page, registered for the length of a test."""
+    monkeypatch.setattr(registry, "METHODS", dict(registry.METHODS))
+    names = {"__name__": "regenerate"}
+    exec(FILES["regenerate.py"], names)
+    return names["Regenerate"]
+
+
+def test_the_method_does_what_it_says(regenerate):
+    assert registry.method("regenerate") is regenerate
+    net = NetConfig(kind="mlp", width=8, depth=1)
+    spec, seeds = DataSpec((3,), 2), np.zeros(1, np.uint32)
+    numbers = {name: jnp.full(1, 1e-3) for name in ("rho", "learning_rate", "final_learning_rate")}
+    rng = np.random.default_rng(0)
+    data = {name: rng.normal(size=a.shape).astype(a.dtype) for name, a in made_up(spec, 1, (2, 8)).items()}
+    data["log_prob"] = data["reward"] - 3
+
+    def way(weight: float) -> float:
+        """How far one update moves the actor."""
+        own = (regenerate(weight=weight),)
+        learner = PPO(num_envs=2, rollout_steps=8, batch_size=4, actor=net, critic=net, methods=own)
+        state = rows.init(learner, spec, seeds, numbers)
+        begin = jax.device_get(state.nets["actor"])
+        state, _ = rows.update(learner, state, numbers, data, seeds, Clock(np.int32(0), np.float32(0)))
+        pairs = zip(jax.tree.leaves(begin), jax.tree.leaves(jax.device_get(state.nets["actor"])), strict=True)
+        return max(float(np.max(np.abs(a - b))) for a, b in pairs)
+
+    assert way(1e3) < 0.5 * way(0.0)
+    with pytest.raises(ValueError, match="use 0 or more"):
+        regenerate(weight=-1)
+
+
+def test_the_examples_are_short():
+    length = {name: len([line for line in text.splitlines() if line.strip()]) for name, text in FILES.items()}
+    assert length["corridor.py"] <= 30
+    assert length["reinforce.py"] <= 70
+
+
+def test_a_name_that_is_taken_is_refused(monkeypatch):
+    monkeypatch.setattr(registry, "SUITES", dict(registry.SUITES))
+    with pytest.raises(ValueError, match="there is a suite 'probe' already; give yours another name"):
+        sphere.register_suite("probe", object)

@@ -3,10 +3,13 @@
 import math
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+import suites
+from suites import assert_a_picture_changes_nothing, play, played_in_a_pool, rngs
 
 from sphere import envs
 from sphere.cli.main import main
@@ -15,7 +18,6 @@ from sphere.envs import assets, humanoidbench, humanoidbench_rewards, humanoidbe
 from sphere.envs.humanoidbench import TASKS, HumanoidBench
 from sphere.envs.humanoidbench_rewards import Measured
 from sphere.envs.humanoidbench_verify import verify
-from sphere.envs.metaworld_origin import NoPictures
 
 ARCHIVE = Path(__file__).parents[2] / "shared" / "data" / "humanoid_bench_assets.tar.xz"
 TRACES = GOLDEN / "h1_traces.npz"
@@ -38,19 +40,7 @@ def models(tmp_path_factory):
         yield
 
 
-def rngs(*episodes, seed=0):
-    return [np.random.default_rng([seed, 7, i, episode]) for i, episode in enumerate(episodes)]
-
-
-def begun(task, num_envs=2, **settings):
-    batch = HumanoidBench(task, num_envs, **settings)
-    return batch, batch.reset(np.arange(num_envs), rngs(*[0] * num_envs))
-
-
-def play(batch, steps, seed=0):
-    """Random float32 actions; everything that came back, in one array."""
-    actions = np.random.default_rng(seed).uniform(-1, 1, (steps, len(batch.data), 19)).astype(np.float32)
-    return np.stack([np.column_stack(batch.step(action)) for action in actions])
+begun = partial(suites.begun, HumanoidBench)
 
 
 def test_listing_the_tasks_needs_neither_simulator_nor_files():
@@ -182,14 +172,7 @@ def test_a_state_restored_in_another_process_gives_the_same_numbers(models):
 
 def test_numbers_depend_neither_on_workers_nor_on_neighbours(models):
     actions = np.random.default_rng(0).uniform(-1, 1, (30, 3, 19)).astype(np.float32)
-    seen = []
-    for workers in (0, 2):
-        with envs.make("humanoidbench/walk", num_envs=3, seed=0, workers=workers, horizon=12) as pool:
-            rows = [pool.reset()[0]]
-            for action in actions:
-                obs, reward, terminated, truncated, infos = pool.step(action)
-                rows.append(np.c_[obs, infos["final_obs"], reward, terminated, truncated, infos["success"]])
-        seen.append(rows)
+    seen = [played_in_a_pool("humanoidbench/walk", actions, workers, 12) for workers in (0, 2)]
     for a, b in zip(*seen, strict=True):
         np.testing.assert_array_equal(a, b)
     alone, first = begun("pole", 1)
@@ -313,23 +296,11 @@ def test_success_is_a_return_that_has_reached_the_bar(models, monkeypatch):
 
 
 def test_a_picture_changes_nothing(models):
-    batch, _ = begun("stair", 2)
-    double, _ = begun("stair", 2)
-    play(batch, 8), play(double, 8)
-    try:
-        pictures = [batch.render(i) for i in range(2)]
-    except NoPictures as error:
-        pytest.skip(str(error))
-    assert pictures[0].shape == (480, 480, 3)
-    assert pictures[0].dtype == np.uint8
-    assert pictures[0].std() > 10
-    assert (pictures[0] != pictures[1]).any()
-    np.testing.assert_array_equal(play(batch, 5), play(double, 5))
-    batch.close()
+    assert_a_picture_changes_nothing(begun("stair")[0], begun("stair")[0], 8)
 
 
 def test_bad_settings_and_missing_files_are_named(monkeypatch, tmp_path):
-    with pytest.raises(ValueError, match="did you mean 'stair'"):
+    with pytest.raises(ValueError, match="did you mean stair"):
         HumanoidBench("stairs", 1)
     with pytest.raises(ValueError, match="horizon=0"):
         HumanoidBench("walk", 1, horizon=0)

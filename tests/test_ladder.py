@@ -1,7 +1,8 @@
-"""The probe ladder: tasks whose values and actions are known, from a constant reward to actions that depend on what is seen.
+"""The probe ladder: tasks whose values and actions are known, from a constant reward to actions that depend on what is
+seen.
 
-A learner that fails on a rung has a bug that its name points at. Small networks, a high learning rate, seconds on a CPU;
-most of the time is compiling, so all probes with the same spaces share one program per network.
+A learner that fails on a rung has a bug that its name points at. Small networks, a high learning rate, seconds on a
+CPU; most of the time is compiling, so all probes with the same spaces share one program per network.
 """
 
 import dataclasses

@@ -93,7 +93,7 @@ def assert_gradient_by_finite_differences(value, net, seed=0, number=12):
         )
 
 
-# PW ---------------------------------------------------------------------------------------------------------------------
+# PW -------------------------------------------------------------------------------------------------------------------
 
 
 def plain_parseval(net, scale):
@@ -125,7 +125,7 @@ def test_parseval_is_zero_where_rows_are_orthogonal_with_the_right_scale():
     assert float(Parseval().term(None, look_at(net)).value) < 1e-8
 
 
-# SR and SN ----------------------------------------------------------------------------------------------------------------
+# SR and SN ------------------------------------------------------------------------------------------------------------
 
 
 def settled(method, nets, steps=300):
@@ -206,7 +206,8 @@ def test_spectral_normalisation_makes_the_largest_singular_value_one(kind, layer
 
 
 def test_spectral_normalisation_acts_learns_and_values_alike():
-    """The first minibatch learns from what acted: ratio 1 and kl 0; and the critic that is trained is the one that judges."""
+    """The first minibatch learns from what acted: ratio 1 and kl 0; and the critic that is trained is the one that
+    judges."""
     config = with_methods(small(batch_size=9, epochs=1), SpectralNorm(layers="hidden"))
     state = jax.tree.map(lambda leaf: leaf[0], fresh(config, jnp.array([3], jnp.uint32)))
     rollout = jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), experience(config, 1))
@@ -234,7 +235,7 @@ def test_acting_is_the_actor_itself_where_no_method_changes_it():
     assert config.policy(state) is state.nets["actor"]
 
 
-# Load balance and LayerNorm -----------------------------------------------------------------------------------------------
+# Load balance and LayerNorm -------------------------------------------------------------------------------------------
 
 
 def routing(chosen, probability, shared=0):
@@ -289,7 +290,7 @@ def test_layernorm_is_in_experts_and_gate_of_the_actor():
     assert norms == [2, 2, 0]
 
 
-# C-CHAIN ------------------------------------------------------------------------------------------------------------------
+# C-CHAIN --------------------------------------------------------------------------------------------------------------
 
 
 def plain_mean(actor, obs):
@@ -356,7 +357,8 @@ def test_c_chain_follows_the_published_program():
 
 @pytest.mark.parametrize(("iterations", "first"), [(62, 7), (488, 49), (5, 1), (1, None)])
 def test_the_warm_up_of_c_chain_is_a_tenth_of_the_task(iterations, first):
-    """The first iteration (from 0) whose weight follows the losses; 488 are the published 1M steps, where 50 were waited."""
+    """The first iteration (from 0) whose weight follows the losses; 488 are the published 1M steps, where 50 were
+    waited."""
     chain = CChain()
     own = jax.tree.map(np.asarray, chain.init({"actor": jnp.zeros(1)}, jax.random.key(0)))
     begin = jax.jit(chain.begin_iteration)

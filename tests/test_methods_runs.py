@@ -1,4 +1,5 @@
-"""Methods in training: with every actor, in fleets, across tasks, resumed; by their names; refused where they do not apply."""
+"""Methods in training: with every actor, in fleets, across tasks, resumed; by their names; refused where they do not
+apply."""
 
 import contextlib
 import dataclasses
@@ -116,7 +117,7 @@ def test_every_method_learns_and_resumes_to_the_same_numbers(method, tmp_path):
         assert (replaced > 0) == ("cbp" in method or "redo" in method)
 
 
-# One program ------------------------------------------------------------------------------------------------------------
+# One program ----------------------------------------------------------------------------------------------------------
 
 
 def test_none_is_ppo_without_any_method_bit_for_bit():
@@ -232,7 +233,7 @@ def test_what_is_due_rarely_stays_a_branch_in_a_fleet():
     assert re.search(r"\bcond\[", text)
 
 
-# Tasks ------------------------------------------------------------------------------------------------------------------
+# Tasks ----------------------------------------------------------------------------------------------------------------
 
 
 def test_a_task_switch_keeps_or_renews_what_methods_know():
@@ -274,7 +275,7 @@ def test_boundaries_reach_the_methods(tmp_path):
     assert ages == {"kept": 32, "renewed": 0, "gone": 0}
 
 
-# Names and refusals -----------------------------------------------------------------------------------------------------
+# Names and refusals ---------------------------------------------------------------------------------------------------
 
 
 def test_methods_have_the_names_under_which_they_are_chosen():

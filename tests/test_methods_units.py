@@ -43,7 +43,7 @@ def step_of(nets, trace, key, steps=0):
     return Step(nets, trace, {}, {"actor": {}, "critic": {}}, jnp.ones(()), jnp.asarray(steps), key, AS_IT_IS, AS_IT_IS)
 
 
-# Plain statements -------------------------------------------------------------------------------------------------------
+# Plain statements -----------------------------------------------------------------------------------------------------
 
 
 def np_hidden(mlp, x, expert):
@@ -100,7 +100,7 @@ def test_activity_is_that_of_the_samples_that_an_expert_met(kind, compute):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
-# CBP --------------------------------------------------------------------------------------------------------------------
+# CBP ------------------------------------------------------------------------------------------------------------------
 
 
 class PlainCBP:
@@ -226,7 +226,7 @@ def test_impossible_settings_are_answered_in_a_sentence():
         ReDo(window=0)
 
 
-# ReDo -------------------------------------------------------------------------------------------------------------------
+# ReDo -----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["mlp", "top-k", "soft"])
@@ -304,8 +304,8 @@ def test_redo_masks_redraws_and_forgets(kind):
 
 @pytest.mark.parametrize("kind", ["mlp", "top-k", "soft"])
 def test_redo_judges_by_all_samples_of_its_last_minibatches(kind):
-    """Three of them are one that is three times as large; what came before them does not count, nor what came before the last
-    time."""
+    """Three of them are one that is three times as large; what came before them does not count, nor what came before
+    the last time."""
     nets = pair(kind, width=12, experts=4, top_k=1, depth=2)
     weights = moments_of(nets)
     obs = [networks.states(4, seed=i) for i in range(5)]

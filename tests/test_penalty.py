@@ -1,4 +1,5 @@
-"""The penalty against the materialised Gram matrix, its routes against each other, its variants against formed matrices."""
+"""The penalty against the materialised Gram matrix, its routes against each other, its variants against formed
+matrices."""
 
 from functools import partial
 
@@ -14,7 +15,7 @@ from networks import forward, network, np_forward, states
 import sphere
 from sphere import ntk
 from sphere import penalty as penalties
-from sphere.coefficient import penalised_value_and_grad
+from sphere.coefficient import global_norm, penalised_value_and_grad
 from sphere.methods.method import Look
 from sphere.methods.sphere import Sphere
 from sphere.nets import expert_signals
@@ -142,7 +143,7 @@ def test_the_routed_route_never_builds_phi_and_does_not_grow_with_the_number_of_
     assert "400000" not in programs[1].replace("400000.0", "")  # m itself is a number in it, no array has that size
 
 
-# Variants -----------------------------------------------------------------------------------------------------------------
+# Variants -------------------------------------------------------------------------------------------------------------
 
 
 def kron_blocks(a, g, experts):
@@ -277,7 +278,7 @@ def test_scale_free_form_cannot_be_followed_by_shrinking():
     np.testing.assert_allclose(scale_free(penalties.gram(7.0 * phi)), scale_free(penalties.gram(phi)), rtol=1e-12)
 
 
-# Coefficient --------------------------------------------------------------------------------------------------------------
+# Coefficient ----------------------------------------------------------------------------------------------------------
 
 
 def two_losses(params, x):
@@ -358,9 +359,9 @@ def test_in_training_each_term_is_felt_as_rho_says(variant, weight):
     values, got = jax.jit(Sphere(**vars(config)).gradient("actor", function))(params, 0.1)
     task = jax.jit(jax.grad(lambda params: function(params)[0]))(params)
     parts = [jax.jit(jax.grad(part), static_argnums=1)(params, i) for i in range(2)]
-    want, length = task, float(penalties.global_norm(task))
+    want, length = task, float(global_norm(task))
     for strength, part in zip((0.1, 0.1 * weight), parts, strict=True):
-        share = strength * length / float(penalties.global_norm(part))
+        share = strength * length / float(global_norm(part))
         want = jax.tree.map(lambda w, p, share=share: w + share * p, want, part)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-9)
@@ -390,7 +391,8 @@ def test_a_rho_that_is_no_number_is_refused(coefficient):
 
 @pytest.mark.parametrize("size", [1.0, 1e-4, 1e-6])
 def test_a_penalty_with_a_tiny_gradient_is_felt_less_than_rho_says(size):
-    """1e-8 under the root of the released code's norms: lambda ||grad penalty|| / ||grad task|| = rho s / sqrt(s^2 + 1e-8)."""
+    """1e-8 under the root of the released code's norms: lambda ||grad penalty|| / ||grad task|| = rho s / sqrt(s^2 +
+    1e-8)."""
     rho, x = 0.1, jnp.asarray([0.6, 0.8])
     function = penalised_value_and_grad(lambda p: (3 * p @ x, size * p @ x, None))
     values, gradient = function(jnp.zeros(2), rho)
@@ -429,7 +431,7 @@ def test_rho_is_a_traced_scalar_of_a_fleet():
         np.testing.assert_allclose(together[i], step(params, rho, x)[1]["w"], rtol=1e-12)
 
 
-# Errors and edge values -----------------------------------------------------------------------------------------------------
+# Errors and edge values -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 from processes import PATIENCE, alive, children, wait_until_gone
 from walk import TROUBLED, Walk, play
 
-from sphere.envs import worker as worker_module
+from sphere.envs import handles
 from sphere.envs.pool import Pool, WorkerError
 
 
@@ -30,7 +30,7 @@ def no_orphans():
 @pytest.fixture
 def patient(monkeypatch):
     """Who leaves is waited for, however long that takes on a busy machine: none is killed on the way out."""
-    monkeypatch.setattr(worker_module, "GRACE", PATIENCE)
+    monkeypatch.setattr(handles, "GRACE", PATIENCE)
 
 
 @pytest.fixture
@@ -225,7 +225,7 @@ def test_misuse_is_answered_by_sentences(pool):
     with pytest.raises(RuntimeError, match="switch came while a step is under way"):
         pool.switch("run")
     pool.step_wait()
-    with pytest.raises(ValueError, match="no task 'runn'; did you mean 'run'"):
+    with pytest.raises(ValueError, match="no task 'runn'; did you mean run"):
         pool.switch("runn")
     pool.step(zeros)  # none of these has harmed it
     with pytest.raises(ValueError, match="task 'wide' has other sizes"):
@@ -257,7 +257,7 @@ def test_a_wrong_state_is_answered_by_sentences(pool):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"task": "wolk"}, "no task 'wolk'; did you mean 'walk'"),
+        ({"task": "wolk"}, "no task 'wolk'; did you mean walk"),
         ({"num_envs": 0}, "num_envs=0 for 1 run seeds; want at least one of each"),
         ({"seeds": []}, "num_envs=1 for 0 run seeds"),
         ({"seeds": [-1]}, r"run seeds are \[-1\]; want 1 whole numbers"),

@@ -1,4 +1,5 @@
-"""PPO against recorded updates of the released code, a plain statement of its equations, and what a fleet must not change."""
+"""PPO against recorded updates of the released code, a plain statement of its equations, and what a fleet must not
+change."""
 
 import dataclasses
 from functools import partial
@@ -107,8 +108,9 @@ def assert_same_bits(found, want):
 
 
 def assert_close(found, want):
-    """State and metrics to 1e-5, not to the bit: products with a run axis sum in another order, and Adam divides by small
-    gradients. Eight minibatches at rate 1e-3 move a parameter by up to 8e-3, so a run with another's numbers is far off."""
+    """State and metrics to 1e-5, not to the bit: products with a run axis sum in another order, and Adam divides by
+    small gradients. Eight minibatches at rate 1e-3 move a parameter by up to 8e-3, so a run with another's numbers is
+    far off."""
     for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(found[0]), jax.tree.leaves(want[0]), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5, err_msg=jax.tree_util.keystr(path))
     for name in Metrics._fields:
@@ -532,7 +534,8 @@ SEEDS = (4, 5, 6)
 
 @pytest.fixture(scope="module")
 def fleet():
-    """Three runs with rho 0, 0.1 and -0.2 and different rates: before, hyperparameters, rollout, and after one update."""
+    """Three runs with rho 0, 0.1 and -0.2 and different rates: before, hyperparameters, rollout, and after one
+    update."""
     state, rollout = filled(CONFIG, runs=3), experience(CONFIG, 3)
     numbers = hyper([0.0, 0.1, -0.2]) | {"learning_rate": jnp.array([3e-4, 1e-3, 3e-4], jnp.float32)}
     return state, numbers, rollout, updated(CONFIG, state, numbers, rollout, SEEDS)
@@ -581,7 +584,7 @@ def test_rho_zero_equals_no_penalty_bit_for_bit_in_a_fleet_of_one(fleet):
     without, plain_metrics = updated(PLAIN, *arguments)
     if jax.default_backend() == "cpu":
         assert_same_bits(with_penalty, without)
-    else:  # a lone product may be fused with what reads it; training leaves the penalty out when no run of a fleet has a rho
+    else:  # a lone product may be fused with what reads it; in training the penalty is left out if all rho are 0
         for a, b in zip(jax.tree.leaves(with_penalty), jax.tree.leaves(without), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-8)
     assert metrics["penalty"][0] > 0
@@ -711,7 +714,8 @@ def test_penalties_go_where_they_are_placed():
 
 
 def test_a_penalty_with_a_short_gradient_is_felt_as_rho_says_by_a_relative_floor():
-    """Features a hundredth of their size make the penalty's gradient a millionth: the released floor then holds it down."""
+    """Features a hundredth of their size make the penalty's gradient a millionth: the released floor then holds it
+    down."""
     config = small(batch_size=9, methods=(Sphere(),))
     state, numbers = filled(config), hyper(0.5)
     state = eqx.tree_at(

@@ -14,7 +14,7 @@ import numpy as np
 import processes
 import pytest
 
-from sphere.storage import run_directory
+from sphere.storage import files, run_directory
 from sphere.storage.run_directory import RunDirectory
 
 WORKER = """
@@ -50,8 +50,8 @@ def run(tmp_path):
 
 
 def episode(**changes):
-    values = ("step", "task", "kind", "seed", "episode", "return", "length", "success_once", "success_at_end")
-    return dict(zip(values, (7, "push", "final", 3, 0, 1.5, 200, True, False), strict=True)) | changes
+    when = {"step": 7, "task": "push", "task_index": 0, "kind": "final", "seed": 3, "episode": 0}
+    return when | {"return": 1.5, "length": 200, "success_once": True, "success_at_end": False} | changes
 
 
 def strict(line: str) -> dict:
@@ -135,8 +135,8 @@ def test_a_metric_is_one_number(run, value):
 def test_a_metric_cannot_take_the_name_of_a_field_and_an_episode_needs_all_of_its_own(run):
     with pytest.raises(ValueError, match="step"):
         run.event(0, {"step": 1}, task="", task_index=0)
-    with pytest.raises(ValueError, match="success_once"):
-        run.episode({k: v for k, v in episode().items() if k != "success_once"})
+    with pytest.raises(ValueError, match="task_index"):
+        run.episode({k: v for k, v in episode().items() if k != "task_index"})
 
 
 def test_config_may_be_a_dataclass_with_anything_sensible_in_it(tmp_path):
@@ -337,10 +337,10 @@ def test_a_second_process_is_told_who_holds_the_lock_until_that_one_is_killed(tm
 
 def test_atomic_write_leaves_the_old_file_when_interrupted(tmp_path):
     path = tmp_path / "config.json"
-    run_directory.write_json(path, {"a": 1})
+    files.write_json(path, {"a": 1})
 
     def interrupted():
-        with run_directory.atomic_write(path) as file:
+        with files.atomic_write(path) as file:
             file.write(b"half")
             raise KeyboardInterrupt
 

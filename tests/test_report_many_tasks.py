@@ -152,5 +152,6 @@ def test_it_is_drawn(report, width):
 OVER = """[...document.querySelectorAll('svg')].flatMap(svg => {
   const labels = [...svg.querySelectorAll('text')].map(text => [text.textContent, text.getBoundingClientRect()]);
   const meet = (r, q) => r.left < q.right - 1 && q.left < r.right - 1 && r.top < q.bottom - 2 && q.top < r.bottom - 2;
-  return labels.flatMap(([a, r], i) => labels.slice(i + 1).filter(([_, q]) => meet(r, q)).map(([b]) => a + ' over ' + b));
+  return labels.flatMap(([a, r], i) =>
+    labels.slice(i + 1).filter(([_, q]) => meet(r, q)).map(([b]) => a + ' over ' + b));
 })"""

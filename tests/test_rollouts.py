@@ -143,7 +143,7 @@ def test_ctrl_c_in_a_rollout_is_itself_and_closes_the_pool(actor, workers, monke
     with pool(workers) as free:
         free.reset()
         rollouts = Rollouts(free, policy_arrays.spec(actor), policy_arrays.arrays(actor))
-        monkeypatch.setattr(free, "add", interrupt)  # while the workers are at the second piece
+        monkeypatch.setattr(free.episodes, "add", interrupt)  # while the workers are at the second piece
         with pytest.raises(KeyboardInterrupt):
             rollouts.run(12)
         assert free.closed

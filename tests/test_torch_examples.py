@@ -1,7 +1,7 @@
 """Every file of examples/torch with the real library: it runs, the penalty is felt as rho says, and features gain rank.
 
-The gain is a direction seen on toy problems, not a claim: rho 0.1, the paper's, against 0, mean over three seeds, on states
-that were not trained on. It does not hold for any rho: at 1.0 features may shrink to nothing (docs/pytorch.md has the numbers).
+The gain is a direction seen on toy problems, not a claim: rho 0.1, the paper's, against 0, mean over three seeds, on
+states that were not trained on. Not so for any rho: at 1.0 features may shrink to nothing (numbers: docs/pytorch.md).
 """
 
 import importlib

@@ -147,10 +147,12 @@ def test_a_loss_scale_is_known_from_the_scaler():
 
 
 def test_training_raises_the_rank_of_the_features():
-    ranks = {}
-    for rho in (0.0, 0.5):
-        net, x, y = problem(3)
-        attached = st.attach(net, rho, floor=1e-8)
+    """Mean over seeds, on states that were not trained on, at rho 0.5; on this toy problem 0.1 changes nothing."""
+    held_out = torch.randn(512, 5, generator=torch.Generator().manual_seed(999)).double()
+
+    def rank(rho, seed):
+        net, x, y = problem(seed)
+        attached = st.attach(net, rho, floor=1e-12)
         optimiser = torch.optim.Adam(net.parameters(), lr=1e-2)
         for _ in range(60):
             loss = (net(x) - y).square().mean()
@@ -159,9 +161,11 @@ def test_training_raises_the_rank_of_the_features():
             torch.nn.utils.clip_grad_norm_(net.parameters(), 0.5)
             optimiser.step()
         attached.remove()
-        net(x)
-        ranks[rho] = st.routing_health(*net.mixture).feature_rank
-    assert ranks[0.5] > ranks[0.0]
+        with torch.no_grad():
+            net(held_out)
+        return st.routing_health(*net.mixture).feature_rank
+
+    assert np.mean([rank(0.5, seed) for seed in range(3)]) > np.mean([rank(0.0, seed) for seed in range(3)])
 
 
 def test_bad_input_is_told_in_a_sentence():

@@ -50,8 +50,8 @@ MODELS = {
 }
 
 
-def make(name, dtype=torch.float32):
-    torch.manual_seed(0)
+def make(name, dtype=torch.float32, seed=0):
+    torch.manual_seed(seed)
     config = getattr(transformers, f"{name}Config")(**COMMON | MODELS[name])
     return transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
 
@@ -188,23 +188,23 @@ def test_every_layer_may_have_a_coefficient_of_its_own():
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_penalty_raises_the_rank_of_expert_features(name):
-    """A direction, not a claim: steps on the penalty alone, on one batch."""
-    model, inputs = make(name), batch()
-    captured = st.capture(model)
-    optimiser = torch.optim.Adam(model.parameters(), lr=3e-3)
+    """A direction, not a claim: rho 0.1 against 0, mean over three seeds, on tokens that were not trained on."""
+    inputs = batch()
+    tokens = torch.randint(0, 50, (8, 16), generator=torch.Generator().manual_seed(99))
 
-    def rank():
+    def rank(rho, seed):
+        model = make(name, seed=seed)
+        captured, params = st.capture(model), list(model.parameters())
+        optimiser = torch.optim.Adam(params, lr=3e-3)
+        for _ in range(15):
+            optimiser.zero_grad()
+            st.penalised_backward(*losses(model, captured, inputs), params, rho, floor=1e-12)
+            optimiser.step()
         with torch.no_grad():
-            model(**inputs)
+            model(input_ids=tokens)
         return np.mean([st.routing_health(*mixture).feature_rank for mixture in captured.mixtures.values()])
 
-    first = rank()
-    for _ in range(15):
-        optimiser.zero_grad()
-        model(**inputs)
-        sum(st.scale_free(st.routed_gram(*mixture)) for mixture in captured.mixtures.values()).backward()
-        optimiser.step()
-    assert rank() > first
+    assert np.mean([rank(0.1, seed) for seed in range(3)]) > np.mean([rank(0.0, seed) for seed in range(3)])
 
 
 def test_a_model_can_be_captured_once_and_saved(tmp_path):

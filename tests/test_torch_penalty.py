@@ -40,8 +40,8 @@ def brute(phi):
 
 
 def both(function, jax_function, value, dtype, subtracted):
-    """How far values and gradients are apart: relative to the value plus what is subtracted in it, which float32 rounds,
-    and to the largest entry of JAX's gradient."""
+    """How far values and gradients are apart: relative to the value plus what is subtracted in it, which float32
+    rounds, and to the largest entry of JAX's gradient."""
     tensor = torch.tensor(value, dtype=getattr(torch, dtype), requires_grad=True)
     got = function(tensor)
     got.backward()
@@ -177,7 +177,8 @@ def test_half_precision_is_float32_rounded(monkeypatch, dtype, small):
 
 
 def test_memory_is_linear_in_tokens():
-    """Twice the rows: about twice what forward and backward pass hold, where all products would be four times as much."""
+    """Twice the rows: about twice what forward and backward pass hold, where all products would be four times as
+    much."""
 
     def held(n):
         features = torch.zeros(n, 2, 8, requires_grad=True)

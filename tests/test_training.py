@@ -152,7 +152,8 @@ def test_how_a_fleet_is_divided(monkeypatch):
 
 @pytest.mark.parametrize(("backend", "threads"), [("cpu", 1), ("gpu", 5)])
 def test_groups_take_turns_on_a_cpu(monkeypatch, backend, threads):
-    """Five threads with diagnostics on two cores hung: each program held a thread of XLA's pool and waited for another."""
+    """Five threads with diagnostics on two cores hung: each program held a thread of XLA's pool and waited for
+    another."""
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     found = _threads(5)
     for thread in found:
@@ -230,7 +231,8 @@ def test_to_stop_the_slow_catch_up_and_what_nobody_has_begun_is_left(tmp_path, m
 
 
 def test_groups_go_into_the_next_task_by_themselves(tmp_path, monkeypatch):
-    """The first group ends its task only after the second has ended an iteration of the next one; numbers do not change."""
+    """The first group ends its task only after the second has ended an iteration of the next one; numbers do not
+    change."""
     config = changed(TINY, overlap=True, evaluation=changed(TINY.evaluation, retention=True))
     train(config, tmp_path / "turns", quiet=True)
     whole, one_at_a_time, crossed, groups = Group.advance, threading.Lock(), threading.Event(), []

@@ -1,4 +1,4 @@
-"""Stable-Baselines3's PPO, unchanged, with a Top-K actor and the SPHERE penalty. Run: python examples/torch/sb3_ppo.py"""
+"""Stable-Baselines3's PPO, unchanged, with a Top-K actor and the SPHERE penalty: python examples/torch/sb3_ppo.py"""
 
 import sys
 

@@ -10,7 +10,8 @@ from sphere.torch import attach, capture, routing_health
 
 class SphereMixin:
     """`class MyTrainer(SphereMixin, Trainer)`, then `MyTrainer(..., rho=0.1)`; the model is a transformers 5 mixture.
-    Gradient accumulation and gradient checkpointing work as before; fp16 with loss scaling and several processes do not."""
+    Gradient accumulation and gradient checkpointing work as before; fp16 with loss scaling and several processes do
+    not."""
 
     def __init__(self, *args, rho=0.1, floor=1e-12, **kwargs):
         super().__init__(*args, **kwargs)

@@ -1,7 +1,10 @@
 """A fleet of any learner: its functions for every row of a leading run axis, compiled once per program.
 
-On a GPU all runs are computed side by side; on a CPU an update takes them one after the other, each as if it were alone. The
-state that goes into an update is donated.
+On a GPU all runs are computed side by side; on a CPU an update takes them one after the other, each as if it were
+alone. The state that goes into an update is donated. An update is one call for all its minibatches; metrics are
+reduced on the device and read once per iteration. GPU kernels are chosen by rule and not by timing
+(`Learner.deterministic`): two processes that time them may choose differently, and then a resumed run would not end
+with the numbers of an undisturbed one.
 """
 
 import dataclasses
@@ -23,8 +26,9 @@ EXACT = {
     "xla_gpu_enable_dynamic_slice_fusion": False,
 }
 """Compiler options for the same bits in every process: without, a GPU's kernels are those that happened to be fastest.
-Without Triton's products, because some have no kernel at all unless they are timed (jax 0.11: "No supported config found").
-Products do not write into slices of larger arrays either: cuBLAS then finds its first choice to be unsupported."""
+Without Triton's products, because some have no kernel at all unless they are timed (jax 0.11: "No supported config
+found"). Products do not write into slices of larger arrays either: cuBLAS then finds its first choice to be
+unsupported."""
 
 
 def program(learner: Learner, numbers: dict[str, Any]) -> Learner:

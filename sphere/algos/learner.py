@@ -1,13 +1,15 @@
 """What a learner is: frozen settings, and the functions that turn data into a better state.
 
-A learner is written for one run. `sphere.algos.fleet` makes a fleet of it: all runs side by side on a GPU, one after the
-other on a CPU, compiled once. So a learner's functions are pure: arrays in, arrays out, random numbers from the run's seed
-alone. The training loop, records and reports know a learner only by what stands here.
+A learner is written for one run. `sphere.algos.fleet` makes a fleet of it: all runs side by side on a GPU, one after
+the other on a CPU, compiled once. So a learner's functions are pure: arrays in, arrays out, random numbers from the
+run's seed alone. The training loop, records and reports know a learner only by what stands here.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 from jaxtyping import Array, Float, Integer
 
 from sphere.methods.method import Method
@@ -16,8 +18,8 @@ from sphere.nets import NetConfig
 Numbers = Mapping[str, Float[Array, "*fleet"]]
 """The numbers of a run that do not change the program, by name (rho, learning rates, gate temperature)."""
 Data = Mapping[str, Any]
-"""Arrays by name: what a source gives for one iteration. Environments give obs, action, reward, next_obs, terminated and
-done, each [time, env, ...]."""
+"""Arrays by name: what a source gives for one iteration. Environments give obs, action, reward, next_obs, terminated
+and done, each [time, env, ...]."""
 
 
 class DataSpec(NamedTuple):
@@ -121,9 +123,21 @@ class Learner:
 
     def trial(self, spec: DataSpec, runs: int) -> tuple["Learner", dict[str, Any], float]:
         """For an estimate of its speed: the same learner with less to do, made-up data for so many runs, each array
-        [run, time, env, ...], and how many times longer a whole iteration takes."""
-        raise NotImplementedError
+        [run, time, env, ...], and how many times longer a whole iteration takes. By default a whole iteration."""
+        return self, made_up(spec, runs, self.rollout), 1.0
 
     def probes(self, state: Any) -> dict[str, Any]:
         """The networks that are diagnosed, by role, as they act; the first is the one that tables speak of."""
         return {"actor": self.policy(state)}
+
+
+def made_up(spec: DataSpec, runs: int, rollout: tuple[int, int]) -> dict[str, Any]:
+    """Data as environments give them, for so many runs, environments and steps."""
+    envs, steps = rollout
+    shape = (runs, steps, envs)
+    zeros, none = np.zeros(shape, np.float32), np.zeros(shape, bool)
+    # evenly spread numbers: a router that sees equal states would send all of them to the same experts
+    size = (*shape, *spec.observation)
+    obs = np.sin(np.arange(math.prod(size), dtype=np.float32)).reshape(size)
+    action = np.zeros((*shape, spec.action), np.float32)
+    return {"reward": zeros, "terminated": none, "done": none, "obs": obs, "next_obs": obs, "action": action}

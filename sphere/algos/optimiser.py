@@ -18,8 +18,8 @@ def clipped_adam(
 ) -> tuple[Any, optax.ScaleByAdamState, Float[Array, ""]]:
     """One step: parameters, moments, and the gradient's norm before it was clipped.
 
-    Moments as m + (1 - b)(g - m): one product and one sum, so a compiler can round them in one way only, and programs with and
-    without a penalty agree to the bit. (b m + (1 - b) g may be fused from either side.)
+    Moments as m + (1 - b)(g - m): one product and one sum, so a compiler can round them in one way only, and programs
+    with and without a penalty agree to the bit. (b m + (1 - b) g may be fused from either side.)
     """
     norm = jnp.sqrt(sum_of_squares(grad))
     scale = jnp.where(norm < max_norm, 1.0, max_norm / norm)

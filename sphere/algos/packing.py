@@ -1,8 +1,8 @@
 """How parameters travel through a scan of many small updates: few arrays, in the layout in which their gradients arise.
 
-A minibatch update of small networks is bound by the number of kernels, and most of them would be Adam and norms, leaf by leaf.
-So the leaves that are small lie side by side in one vector. And the gradient of a kernel [inner, outer] arises as
-[outer, inner] (how JAX transposes a product); kept in that order, no step turns it round and writes happen in place.
+A minibatch update of small networks is bound by the number of kernels, and most of them would be Adam and norms, leaf
+by leaf. So the leaves that are small lie side by side in one vector. And the gradient of a kernel [inner, outer] arises
+as [outer, inner] (how JAX transposes a product); kept in that order, no step turns it round and writes happen in place.
 """
 
 import math

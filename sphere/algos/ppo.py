@@ -5,9 +5,7 @@ The equations are in `ppo_equations.py`; a fleet of it is made by `fleet.py`.
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -15,8 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Integer
 
-from sphere.algos.learner import Clock, Data, DataSpec, Keep, Learner, Numbers
-from sphere.algos.optimiser import clipped_adam
+from sphere.algos.learner import Clock, Data, DataSpec, Keep, Learner, Numbers, made_up
 from sphere.algos.ppo_equations import Batch, Rollout, actor_loss, adapt_rate, critic_loss, prepare
 from sphere.algos.state import (
     INIT_ACTOR,
@@ -33,10 +30,10 @@ from sphere.algos.state import (
     init_moments,
     of_methods,
 )
-from sphere.algos.step import Surroundings, added, after_step, gradient
+from sphere.algos.step import Surroundings, added, descend
 from sphere.errors import in_range
 from sphere.methods import Method, Sphere
-from sphere.methods.method import overrides
+from sphere.methods.method import check_methods, overrides
 from sphere.nets import GaussianActor, NetConfig, Value, build, with_temperature
 
 BOUNDS = {
@@ -64,7 +61,8 @@ class Metrics(NamedTuple):
     coefficient: Float[Array, ""]
     """Its weight; of several, their sum."""
     felt: Float[Array, ""]
-    """Length of the gradient that a penalty weighted by gradients added, beside the task's: rho, unless a floor holds."""
+    """Length of the gradient that a penalty weighted by gradients added, beside the task's: rho, unless a floor
+    holds."""
     actor_grad_norm: Float[Array, ""]
     critic_grad_norm: Float[Array, ""]
     learning_rate: Float[Array, ""]
@@ -76,7 +74,7 @@ class Metrics(NamedTuple):
 
 @dataclass(frozen=True)
 class PPO(Learner):
-    """Proximal policy optimisation. Numbers that a sweep varies are named in `numbers`; they do not change the program."""
+    """Proximal policy optimisation. What a sweep may vary is in `numbers`; it does not change the program."""
 
     name: ClassVar[str] = "ppo"
     title: ClassVar[str] = "PPO"
@@ -111,15 +109,15 @@ class PPO(Learner):
     methods: tuple[Method, ...] = (Sphere(),)
     """What keeps the networks plastic; on the command line --method NAME. With rho 0 SPHERE leaves no trace."""
     deterministic: bool = True
-    """On a GPU, choose kernels by rule, not by timing them: the same seed then gives the same bits in every process, as an
-    exact resume needs. False makes updates about a quarter faster."""
+    """On a GPU, choose kernels by rule, not by timing them: the same seed then gives the same bits in every process, as
+    an exact resume needs. False makes updates about a quarter faster."""
 
     def __post_init__(self) -> None:
         in_range(self, BOUNDS, "ppo.")
         if not 0 < self.max_grad_norm < math.inf:
             raise ValueError(
-                f"ppo.max_grad_norm={self.max_grad_norm}; want a number above 0: 0 would make every gradient 0, and nothing "
-                "would be learned; a large one, as 1e9, clips nothing"
+                f"ppo.max_grad_norm={self.max_grad_norm}; want a number above 0: with 0 every gradient would "
+                "be 0 and nothing learned; a large one, as 1e9, clips nothing"
             )
         samples = self.num_envs * self.rollout_steps
         if samples % self.batch_size:
@@ -167,8 +165,8 @@ class PPO(Learner):
         return effective(self.methods, state.methods, "actor", state.nets["actor"])
 
     def annotate(self, policy: GaussianActor, data: Data) -> dict[str, Array]:
-        """Log-probabilities of a whole rollout's actions at once: acting need not fetch them step by step. By the network that
-        learns, so that the ratio of the first minibatch is one. In parts of 128 steps."""
+        """Log-probabilities of a whole rollout's actions at once: acting need not fetch them step by step. By the
+        network that learns, so that the ratio of the first minibatch is one. In parts of 128 steps."""
         columns = (data["obs"], data["action"])
         return {"log_prob": jax.lax.map(lambda xs: policy(xs[0])[0].log_prob(xs[1]), columns, batch_size=128)}
 
@@ -229,25 +227,9 @@ class PPO(Learner):
     def trial(self, spec: DataSpec, runs: int) -> tuple["PPO", dict[str, Any], float]:
         """A few minibatches: enough for the clock, few enough to wait for."""
         few = dataclasses.replace(self, num_envs=1, rollout_steps=8 * self.batch_size, epochs=1)
-        shape = (runs, few.rollout_steps, 1)
-        zeros, none = np.zeros(shape, np.float32), np.zeros(shape, bool)
-        # evenly spread numbers: a router that sees equal states would send all of them to the same experts
-        obs = np.sin(np.arange(math.prod((*shape, *spec.observation)), dtype=np.float32)).reshape(
-            *shape, *spec.observation
-        )
-        action = np.zeros((*shape, spec.action), np.float32)
-        data: dict[str, Any] = {"reward": zeros, "log_prob": zeros, "terminated": none, "done": none}
-        data |= {"obs": obs, "next_obs": obs, "action": action}
+        data = made_up(spec, runs, few.rollout)
+        data["log_prob"] = data["reward"]
         return few, data, self.epochs * self.iteration_steps / few.rollout_steps
-
-
-def check_methods(methods: tuple[Method, ...], nets: Mapping[str, NetConfig]) -> None:
-    """Refuse methods that exclude each other or could have no effect on these networks."""
-    balancing = [method.name for method in methods if overrides(method, "gradient")]
-    if len(balancing) > 1:
-        raise ValueError(f"{' and '.join(balancing)} both weigh their loss by gradients; choose one")
-    for method in methods:
-        method.check(nets)
 
 
 def scheduled(config: PPO, numbers: Numbers, progress: Float[Array, ""]) -> Float[Array, ""]:
@@ -266,28 +248,31 @@ def minibatch(
     around: Surroundings = Surroundings(),  # noqa: B008 - a value
 ) -> tuple[PPOState, Metrics]:
     """One gradient step of the actor, then of the critic, then what methods do after a step."""
-    methods = config.methods
     rate = scheduled_rate if config.target_kl is None else state.rate
     losses = {
         "actor": lambda net: actor_loss(net, batch, config.clip, config.entropy_coefficient),
         "critic": lambda net: critic_loss(net, batch, config.value_coefficient),
     }
-    found = {role: gradient(methods, state, numbers, role, loss, batch.obs, around) for role, loss in losses.items()}
-    values = {role: one for role, (one, _) in found.items()}
-    adam = partial(clipped_adam, max_norm=config.max_grad_norm, eps=config.adam_eps)
-    moved = {role: adam(state.nets[role], state.moments[role], grad, rate) for role, (_, grad) in found.items()}
-    terms, error = values["actor"].aux.facts, values["critic"].aux.facts
-    norms = {role: norm for role, (_, _, norm) in moved.items()}
-    penalty, coefficient, felt = added(values)
-    stepped = dataclasses.replace(
-        state,
-        nets={role: net for role, (net, _, _) in moved.items()},
-        moments={role: moments for role, (_, moments, _) in moved.items()},
-        rate=state.rate if config.target_kl is None else adapt_rate(state.rate, terms.kl, config.target_kl),
-    )
     fraction = scheduled_rate / numbers["learning_rate"] if config.target_kl is None else jnp.ones_like(rate)
-    task_losses = {"actor": terms.policy_loss, "critic": error}
-    stepped, replaced = after_step(methods, state, stepped, values, task_losses, fraction, around)
+    stepped, found = descend(
+        config.methods,
+        state,
+        numbers,
+        losses,
+        batch.obs,
+        rate,
+        around,
+        max_norm=config.max_grad_norm,
+        eps=config.adam_eps,
+        rate_fraction=fraction,
+        # without the entropy bonus and the value coefficient
+        task_losses=lambda side: {"actor": side["actor"].facts.policy_loss, "critic": side["critic"].facts},
+    )
+    values, norms = found.values, found.norms
+    terms, error = values["actor"].aux.facts, values["critic"].aux.facts
+    penalty, coefficient, felt = added(values)
+    if config.target_kl is not None:
+        stepped = dataclasses.replace(stepped, rate=adapt_rate(state.rate, terms.kl, config.target_kl))
     metrics = Metrics(
         terms.policy_loss,
         error,
@@ -301,6 +286,6 @@ def minibatch(
         norms["critic"],
         rate,
         jnp.isfinite(norms["actor"] + norms["critic"] + values["actor"].loss + values["critic"].loss),
-        replaced,
+        found.replaced,
     )
     return stepped, metrics

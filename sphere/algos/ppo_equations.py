@@ -11,8 +11,8 @@ from sphere.nets import GaussianActor, Trace, Value
 Numbers = Any  # arrays of jax, or of numpy where they come from the host
 
 LARGEST_LOG_RATIO = 20.0
-"""Of a new policy to the one that acted. A sample with a negative advantage has no bound by itself: where the policy runs
-away from it, exp overflows, and one infinity makes all parameters NaN. Beyond this (5e8) it has a loss and no gradient."""
+"""Of a new policy to the one that acted. A sample with a negative advantage has no bound by itself: where the policy
+runs away from it, exp overflows, and one infinity makes all parameters NaN. Beyond this (5e8) it has no gradient."""
 
 
 class Rollout(NamedTuple):
@@ -56,7 +56,7 @@ def gae(
 
 
 def prepare(critic: Value, rollout: Rollout, gamma: float, gae_lambda: float) -> Batch:
-    """The rollout as one flat batch with advantages and returns. The critic bootstraps time limits, not terminations."""
+    """The rollout as a flat batch with advantages and returns. Time limits are bootstrapped, terminations not."""
     time, env = rollout.reward.shape
 
     def values(obs: Array) -> Array:

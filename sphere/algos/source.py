@@ -49,9 +49,9 @@ class States(NamedTuple):
     """Inputs on which networks are diagnosed."""
 
     places: Mapping[str, np.ndarray]
-    """By where they are from (`heldout`: the same for everybody; `online`: of the last iteration), [run, input, ...]."""
+    """By origin (`heldout`: the same in all runs; `online`: of the last iteration), [run, input, ...]."""
     standardised: np.ndarray | None = None
-    """The held-out inputs with every column at mean 0 and deviation 1, [input, ...], where they are not normalised already."""
+    """The held-out inputs [input, ...], every column with mean 0 and deviation 1; None if they are normalised."""
 
 
 @runtime_checkable

@@ -52,7 +52,7 @@ def of_methods(methods: Methods, state: State, change: Callable[[Method, Any], A
 
 
 def crossed(methods: Methods, old: State, fresh: State, keep: Keep, seed: Integer[Array, ""]) -> State:
-    """The task has changed: networks, moments and what methods know, each kept or fresh. Other fields are the fresh ones."""
+    """The task has changed: networks, moments and methods' states are each kept or fresh. Other fields are fresh."""
     state = dataclasses.replace(
         fresh,
         nets=old.nets if keep.parameters else fresh.nets,

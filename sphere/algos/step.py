@@ -1,7 +1,8 @@
 """One gradient step of networks with all that methods add to it, for any learner.
 
-`gradient` gives the gradient of one network's loss with the terms of all methods; `after_step` lets methods change parameters,
-moments and their own state when all networks have moved.
+`descend` is such a step: it takes the loss of every network and runs all that methods do around it. Of its two parts,
+`gradient` gives the gradient of one network's loss with the terms of all methods, and `after_step` lets methods change
+parameters, moments and their own state when all networks have moved.
 """
 
 import dataclasses
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer, PRNGKeyArray
 
 from sphere.algos.learner import Numbers
+from sphere.algos.optimiser import clipped_adam
 from sphere.algos.state import Methods, TrainState, effective
 from sphere.coefficient import Penalised
 from sphere.methods.method import Look, Step, Term, Weights, overrides
@@ -27,7 +29,7 @@ def _as_it_is(net: Any) -> Any:
 
 
 class Surroundings(NamedTuple):
-    """What surrounds a minibatch in an update. By default nothing does: parameters are carried as the networks they are."""
+    """What surrounds a minibatch in an update. By default nothing: parameters are carried as networks."""
 
     unpack: Mapping[str, Callable[[Any], Any]] | None = None
     """Makes the networks of what the state holds for them, by role."""
@@ -49,6 +51,8 @@ class Surroundings(NamedTuple):
 class Side(NamedTuple):
     """What is known of one network's loss beside its value."""
 
+    task: Float[Array, ""]
+    """The loss without what methods add."""
     facts: Any
     terms: dict[str, Term]
     """Of methods, by name."""
@@ -74,12 +78,13 @@ def gradient(
         raw = unpack(params)
         net = effective(methods, own, role, raw)
         value, facts, trace = loss(net)
+        task = value
         look = Look(role, net, raw, inputs, trace, around.other_inputs, build)
         found = {method.name: method.term(own.get(method.name), look) for method in methods}
         terms = {name: term for name, term in found.items() if term is not None}
         for term in terms.values():
             value = value + term.weight * term.value
-        return value, look, Side(facts, terms, trace)
+        return value, look, Side(task, facts, terms, trace)
 
     for method in methods:
         balanced = method.gradient(role, function)
@@ -95,8 +100,8 @@ def gradient(
 
 
 def added(values: Mapping[str, Penalised]) -> tuple[Array, Array, Array]:
-    """Penalties of all methods and networks before they are weighted, their weights, and how long the gradient was that a
-    penalty weighted by gradients added, beside the task's; of several, the sums."""
+    """Penalties of all methods and networks before they are weighted, their weights, and how long the gradient was that
+    a penalty weighted by gradients added, beside the task's; of several, the sums."""
     sides: list[Side] = [one.aux for one in values.values()]
     terms = [term for side in sides for term in side.terms.values()]
     weights = {name: term.weight for side in sides for name, term in side.terms.items()}
@@ -108,6 +113,54 @@ def added(values: Mapping[str, Penalised]) -> tuple[Array, Array, Array]:
 
 
 State = TypeVar("State", bound=TrainState)
+
+
+class Descent(NamedTuple):
+    """What one step of all networks was, by role."""
+
+    values: dict[str, Penalised]
+    """Losses with what methods add; `aux` is a `Side`."""
+    norms: dict[str, Float[Array, ""]]
+    """Of the gradients, before they are clipped."""
+    replaced: Float[Array, ""]
+    """Units that methods have reset."""
+
+
+def descend(
+    methods: Methods,
+    state: State,
+    numbers: Numbers,
+    losses: Mapping[str, Loss],
+    inputs: Float[Array, "n ..."],
+    rate: Float[Array, ""],
+    around: Surroundings = Surroundings(),  # noqa: B008 - a value
+    *,
+    max_norm: float,
+    eps: float,
+    rate_fraction: Float[Array, ""] | float = 1.0,
+    task_losses: Callable[[dict[str, Side]], dict[str, Array]] | None = None,
+) -> tuple[State, Descent]:
+    """One step of Adam for every network that has a loss, each gradient clipped by its norm, with all that methods do.
+
+    `rate_fraction`: the rate against that at the start of the task. `task_losses`: what methods are told of the
+    task's losses, if not the losses themselves.
+    """
+    found = {role: gradient(methods, state, numbers, role, loss, inputs, around) for role, loss in losses.items()}
+    values = {role: one for role, (one, _) in found.items()}
+    moved = {
+        role: clipped_adam(state.nets[role], state.moments[role], grad, rate, max_norm=max_norm, eps=eps)
+        for role, (_, grad) in found.items()
+    }
+    stepped = dataclasses.replace(
+        state,
+        nets=state.nets | {role: net for role, (net, _, _) in moved.items()},
+        moments=state.moments | {role: moments for role, (_, moments, _) in moved.items()},
+    )
+    sides = {role: one.aux for role, one in values.items()}
+    told = task_losses(sides) if task_losses else {role: side.task for role, side in sides.items()}
+    fraction = jnp.asarray(rate_fraction, rate.dtype)
+    stepped, replaced = after_step(methods, state, stepped, values, told, fraction, around)
+    return stepped, Descent(values, {role: norm for role, (_, _, norm) in moved.items()}, replaced)
 
 
 def after_step(

@@ -1,8 +1,8 @@
 """`sphere demo`: two methods, two seeds each, through two MetaWorld tasks on the real simulator, minutes on two cores.
 
-A small Top-2 mixture of four experts learns one task after another and never starts over; half of the fleet has the SPHERE
-penalty. Networks, episodes and step counts are far below the paper's, so this shows that the machinery works and that the
-agents learn, not that one method is better. The table is computed from the records, for better or worse.
+A small Top-2 mixture of four experts learns one task after another and never starts over; half of the fleet has the
+SPHERE penalty. Networks, episodes and step counts are far below the paper's, so this shows that the machinery works and
+that the agents learn, not that one method is better. The table is computed from the records, for better or worse.
 """
 
 import time

@@ -7,7 +7,7 @@ from typing import Any
 
 import tyro
 
-from sphere.errors import UserError, unknown
+from sphere.errors import UserError
 from sphere.training.settings import FleetConfig
 
 
@@ -136,17 +136,15 @@ def show_text(config: FleetConfig, directory: Path) -> str:
 
 
 def evaluate_table(directory: Path, episodes: int, tasks: tuple[str, ...]) -> str:
-    from sphere import envs
+    from sphere.cli.train import check_tasks
     from sphere.saved import SavedFleet
     from sphere.training.progress import plural
 
     config = settings_of(directory)
     if episodes < 1:
         raise UserError(f"--episodes {episodes}; want at least 1")
-    wanted = [task if "/" in task else f"{config.suite}/{task}" for task in tasks]
-    known = [f"{config.suite}/{task}" for task in envs.tasks(config.suite)]
-    if strange := [task for task in wanted if task not in known]:
-        raise unknown("task", strange[0], known)
+    wanted = [config.full_name(task) for task in tasks]
+    check_tasks(config.suite, wanted)
     fleet = SavedFleet.open(directory)
     score = config.source.score(config.suite)
     once = "success_once" if score == "success_at_end" else None

@@ -56,7 +56,7 @@ def make(directory: Path, count: int, path: Path, seed: int = 0) -> Heldout:
 
 
 def _visited(policy: Policy, config: FleetConfig, task: str, seed: int) -> tuple[np.ndarray, float]:
-    """All states that the policy, acting as in training, meets in one horizon of eight environments; its mean return."""
+    """The states that the policy meets in one horizon of eight environments, acting as in training; its mean return."""
     with envs.make(task, num_envs=ENVS, seed=seed, workers=0, **config.source.of_suite()) as pool:
         raw, _ = pool.reset()
         shape = (pool.horizon, ENVS, pool.single_action_space.shape[0])
@@ -72,7 +72,7 @@ def _visited(policy: Policy, config: FleetConfig, task: str, seed: int) -> tuple
 
 @dataclass(frozen=True)
 class MakeHeldout:
-    """Train the policy whose states r_e(K) is compared on, and store a batch of them. Interrupted, it can be called again."""
+    """Train the policy whose states r_e(K) is compared on, and store a batch of them. Repeat the command to resume."""
 
     suite: tyro.conf.Positional[str]
     states: int = 512
@@ -98,8 +98,7 @@ def heldout(arguments: list[str]) -> None:
     except Interrupted as stopped:
         raise Interrupted(f"{stopped.at}; go on with the same command") from None
     batch = make(work, options.states, out)
-    print(
-        f"{out}: {batch.states.shape[0]} states of {batch.states.shape[1]} numbers, sha256 {batch.provenance['sha256'][:12]}…"
-    )
+    states, size = batch.states.shape
+    print(f"{out}: {states} states of {size} numbers, sha256 {batch.provenance['sha256'][:12]}…")
     for task, mean in batch.provenance["mean_return"].items():
         print(f"  {task:<32} mean return {mean:.1f}")

@@ -36,7 +36,7 @@ INTERRUPTED = 130  # the exit code of a program that Ctrl-C ended
 CLOSED = 141  # and of one whose reader left
 
 
-def _elsewhere(module: str, name: str) -> Callable[[list[str]], Any]:
+def _lazily(module: str, name: str) -> Callable[[list[str]], Any]:
     """A command of another module, which is imported when it is called: a command waits for its own imports only."""
 
     def act(arguments: list[str]) -> None:
@@ -93,18 +93,18 @@ def bench(arguments: list[str]) -> None:
 
 
 COMMANDS: dict[str, Callable[[list[str]], Any]] = {
-    "train": _elsewhere("sphere.cli.train", "train"),
-    "resume": _elsewhere("sphere.cli.fleet", "resume"),
-    "eval": _elsewhere("sphere.cli.fleet", "evaluate"),
-    "show": _elsewhere("sphere.cli.fleet", "show"),
-    "report": _elsewhere("sphere.cli.report", "report"),
-    "export": _elsewhere("sphere.cli.report", "export"),
-    "watch": _elsewhere("sphere.cli.report", "watch"),
-    "experiment": _elsewhere("sphere.cli.experiment", "experiment"),
-    "demo": _elsewhere("sphere.cli.demo", "demo"),
-    "render": _elsewhere("sphere.cli.render", "render"),
+    "train": _lazily("sphere.cli.train", "train"),
+    "resume": _lazily("sphere.cli.fleet", "resume"),
+    "eval": _lazily("sphere.cli.fleet", "evaluate"),
+    "show": _lazily("sphere.cli.fleet", "show"),
+    "report": _lazily("sphere.cli.report", "report"),
+    "export": _lazily("sphere.cli.report", "export"),
+    "watch": _lazily("sphere.cli.report", "watch"),
+    "experiment": _lazily("sphere.cli.experiment", "experiment"),
+    "demo": _lazily("sphere.cli.demo", "demo"),
+    "render": _lazily("sphere.cli.render", "render"),
     "assets": assets,
-    "heldout": _elsewhere("sphere.cli.heldout", "heldout"),
+    "heldout": _lazily("sphere.cli.heldout", "heldout"),
     "verify": verify,
     "bench": bench,
 }

@@ -54,9 +54,7 @@ def film(directory: Path, run: str, task: str, seed: int, out: Path) -> str:
         run = run or settings_of(directory).runs[0].name
     policy = load(directory, run or None)
     config = policy.fleet.config
-    wanted = task or policy.fleet.task
-    if "/" not in wanted:
-        wanted = f"{config.suite}/{wanted}"
+    wanted = config.full_name(task or policy.fleet.task)
     # The world is drawn in this process: a picture is larger than all else that a worker sends.
     with envs.make(wanted, num_envs=1, seed=seed, workers=0, **config.source.of_suite()) as pool:
         progress = Progress(pool.horizon)

@@ -66,7 +66,7 @@ class Watch:
     port: int = 8000
     """0 takes a free one."""
     host: str = "127.0.0.1"
-    """Another address lets other machines in: everybody who reaches it sees the runs."""
+    """Another address lets other machines in: all that reach it can see the runs."""
     score: str | None = None
     """A column of the outcomes, as success_once or return; default: the primary score that the records name."""
 

@@ -1,6 +1,7 @@
 """`sphere train`: a preset, a method, an actor, and every setting as an option."""
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -76,7 +77,7 @@ def _one_method(arguments: list[str]) -> tuple[str | None, list[str]]:
     if len(names) > 1:
         raise UserError(
             f"methods {', '.join(names)} do not share a program, so each is a fleet of its own: call sphere train "
-            "once for each. Several methods in one run are joined by +; SPHERE beside none is --method sphere --rho 0 0.1"
+            "once for each. Several methods in one run are joined by +; SPHERE beside none: --method sphere --rho 0 0.1"
         )
     return (names[0] if names else None), rest
 
@@ -98,8 +99,8 @@ def _check_method_options(arguments: list[str], chosen: list[str]) -> list[str]:
 
 
 def _options(start: FleetConfig) -> tuple[type, dict[str, str]]:
-    """A dataclass with a field for each part of the settings: learner and methods by their names, the source's settings and
-    the fleet's own without a prefix. And the field of each method."""
+    """A dataclass with a field for each part of the settings: learner and methods by their names, the source's settings
+    and the fleet's own without a prefix. And the field of each method."""
     learner = start.learner
     methods = {method.name: f"method_{index}" for index, method in enumerate(learner.methods)}
     fields: list[Any] = [
@@ -128,8 +129,8 @@ def _parse(start: FleetConfig, arguments: list[str], prog: str) -> tuple[FleetCo
         options,
         prog=prog,
         description=(
-            f"{Output.__doc__} --method NAME: {', '.join(method_names())}, or several as sphere+layernorm; the settings of "
-            f"those chosen are among the options. --actor NAME: {', '.join(ACTORS)}. --learner NAME: "
+            f"{Output.__doc__} --method NAME: {', '.join(method_names())}, or several as sphere+layernorm; the "
+            f"settings of those chosen are among the options. --actor NAME: {', '.join(ACTORS)}. --learner NAME: "
             f"{', '.join(registry.LEARNERS)}. --vary NAME=VALUE,VALUE: other numbers in which runs differ "
             f"({', '.join(start.learner.numbers)}). --plugin MODULE: methods, suites and learners of your own."
         ),
@@ -165,7 +166,7 @@ def settings(arguments: list[str]) -> tuple[FleetConfig, Output, list[str]]:
     words = _check_method_options(_full_tasks(rest, start.suite), chosen)
     config, output = _parse(start, words, f"sphere train --preset {name or 'NAME'}")
     config = dataclasses.replace(config, vary=_vary(varied))
-    check_tasks(config)
+    check_tasks(config.suite, config.tasks)
     if actor == "ppo-10x":
         config = tenfold(config, *_sizes(config))
     return config, output, [word for word in (name, kind, actor, method) if word]
@@ -179,11 +180,11 @@ def _sizes(config: FleetConfig) -> tuple[int, int]:
         return pool.single_observation_space.shape[0], pool.single_action_space.shape[0]
 
 
-def check_tasks(config: FleetConfig) -> None:
+def check_tasks(suite: str, tasks: Iterable[str]) -> None:
     from sphere import envs
 
-    known = [f"{config.suite}/{one}" for one in envs.tasks(config.suite)]
-    for task in config.tasks:
+    known = [f"{suite}/{one}" for one in envs.tasks(suite)]
+    for task in tasks:
         if task not in known:
             raise unknown("task", task, known)
 

@@ -1,7 +1,7 @@
 """Files that a suite needs and the project does not ship: `install` gets them, `find` says where they are.
 
 They live in the user's cache, one folder per suite, and appear there whole or not at all: everything is gathered in a
-folder beside it and checked against recorded sha256 sums, then renamed. What an interrupted download has brought is
+folder beside it and checked against recorded sha256 sums, then renamed. What an interrupted download has fetched is
 kept there for the next.
 """
 
@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from sphere.envs import humanoidbench_files
 from sphere.errors import unknown
 
 TIMEOUT = 30.0
@@ -43,23 +42,29 @@ class File(NamedTuple):
 
 
 class Collection(NamedTuple):
-    """All files of a suite by their path in its folder, and the address from which they are had."""
+    """All files of a suite by their path in its folder, and the address from which they are downloaded."""
 
     base: str
     files: dict[str, File]
 
 
+HUMANOIDBENCH = (
+    "https://raw.githubusercontent.com/carlosferrazza/humanoid-bench/791405f5eacf879adbc99105adb3fee73f5a49fc"
+)
+
+
 def _collection(base: str, folder: str, table: str) -> Collection:
+    """From a table beside this module with path below the folder, bytes and sha256 of every file."""
     files = {}
-    for line in table.strip().splitlines():
+    for line in Path(__file__).with_name(table).read_text().splitlines():
         path, size, sha256 = line.split()
         files[path] = File(int(size), sha256, path if path == "LICENSE" else f"{folder}/{path}")
     return Collection(base, files)
 
 
-COLLECTIONS = {
-    "humanoidbench": _collection(humanoidbench_files.BASE, humanoidbench_files.FOLDER, humanoidbench_files.TABLE)
-}
+# The models of H1 without hands, six tasks. LICENSE is the repository's own (MIT, and the notices of its parts);
+# h1/LICENSE is Unitree's, BSD-3-Clause, for robot and meshes. Both have to stay with the files.
+COLLECTIONS = {"humanoidbench": _collection(HUMANOIDBENCH, "humanoid_bench/assets", "humanoidbench_files.txt")}
 
 
 def root() -> Path:
@@ -80,7 +85,7 @@ def find(suite: str) -> Path:
         raise FileNotFoundError(f"the models of {suite} are not in {folder}; get them with: {command}")
     path, fault = next(iter(faults.items()))
     more = f", and {len(faults) - 1} more are wrong" if len(faults) > 1 else ""
-    raise ValueError(f"{folder / path} {fault}{more}; get them anew with: {command}")
+    raise ValueError(f"{folder / path} {fault}{more}; get them again with: {command}")
 
 
 def install(
@@ -148,14 +153,14 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _drop_strays(partial: Path, collection: Collection) -> None:
-    """What an attempt at another version of the collection has left."""
+    """Remove what an attempt at another version of the collection has left."""
     for path in partial.rglob("*"):
         if not path.is_dir() and path.relative_to(partial).as_posix() not in collection.files:
             path.unlink()
 
 
 def _swap(partial: Path, folder: Path) -> None:
-    """In place of what may be there already, which is not good, or came from elsewhere."""
+    """Replace what may be there already."""
     old = folder.with_name(f".{folder.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():
@@ -172,7 +177,7 @@ def _unpacked(source: Path, collection: Collection) -> dict[str, bytes]:
         with tarfile.open(source) as archive:
             contents = _members(source, archive, collection)
     except (tarfile.TarError, lzma.LZMAError, zlib.error, EOFError) as error:
-        raise ValueError(f"{source} is not a whole tar archive ({error}); get it anew") from error
+        raise ValueError(f"{source} is not a complete tar archive ({error}); get it again") from error
     missing = collection.files.keys() - contents.keys()
     if missing:
         raise ValueError(f"{source} lacks {min(missing)} and {len(missing) - 1} more; is it the archive of this suite?")
@@ -203,7 +208,7 @@ def _members(source: Path, archive: tarfile.TarFile, collection: Collection) -> 
 
 
 def _download(suite: str, collection: Collection, partial: Path, say: Callable[[str], object]) -> None:
-    """All files that an earlier attempt has not brought already."""
+    """All files that an earlier attempt has not fetched already."""
     wanted, total = _faults(partial, collection), len(collection.files)
     for number, path in enumerate(wanted, total - len(wanted) + 1):
         file = collection.files[path]
@@ -212,8 +217,8 @@ def _download(suite: str, collection: Collection, partial: Path, say: Callable[[
             content = _get(address, file.size)
         except (OSError, http.client.HTTPException) as error:
             raise ConnectionError(
-                f"{address} could not be had ({error}); nothing is installed yet, what has come is kept: run again "
-                f"sphere assets {suite}, or give an archive: sphere assets {suite} --from FILE"
+                f"{address} could not be downloaded ({error}); nothing is installed yet, files that came are kept: run "
+                f"sphere assets {suite} again, or give an archive: sphere assets {suite} --from FILE"
             ) from error
         if fault := file.fault(content):
             raise ValueError(f"{address} {fault}: tampered or of another version; nothing is installed")
@@ -222,7 +227,7 @@ def _download(suite: str, collection: Collection, partial: Path, say: Callable[[
 
 
 def _get(address: str, size: int) -> bytes:
-    """The content of an address, a byte more than wanted at the most."""
+    """The content of an address, at most one byte more than wanted."""
     try:
         with urllib.request.urlopen(address, timeout=TIMEOUT) as answer:
             announced = answer.headers.get("Content-Length")

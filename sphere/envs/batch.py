@@ -4,6 +4,7 @@ This runs inside the worker processes: no jax, no gymnasium.
 """
 
 import mmap
+import operator
 import os
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,10 @@ Region = tuple[int, int]  # offset and size in the memory that learner and worke
 Layout = list[tuple[str, tuple[int, ...], str, int]]  # name, shape, type and offset of each array in a region
 State = dict[str, np.ndarray]
 Spec = tuple[int, np.ndarray, np.ndarray, int]  # observation size, lowest action, highest action, horizon
+Stepped = tuple[
+    Float[np.ndarray, "env obs"], Float[np.ndarray, " env"], Bool[np.ndarray, " env"], Bool[np.ndarray, " env"]
+]
+"""Observation, reward, terminated and success of all environments after a step."""
 
 
 @runtime_checkable
@@ -39,15 +44,8 @@ class Batch(Protocol):
     def reset(self, where: Int[np.ndarray, " k"], rngs: Sequence[np.random.Generator]) -> Float[np.ndarray, "k obs"]:
         """Start a new episode in the environments `where`, drawing only from each one's own generator."""
 
-    def step(
-        self, action: Float[np.ndarray, "env act"]
-    ) -> tuple[
-        Float[np.ndarray, "env obs"],
-        Float[np.ndarray, " env"],
-        Bool[np.ndarray, " env"],
-        Bool[np.ndarray, " env"],
-    ]:
-        """Observation, reward, terminated and success of all, without autoreset.
+    def step(self, action: Float[np.ndarray, "env act"]) -> Stepped:
+        """One step of all, without autoreset.
 
         `action` lies in its box and is read-only; it changes with the next step, so it is not to be kept.
         """
@@ -86,6 +84,28 @@ def record(observation_size: int, action_size: int) -> np.dtype:
         ],
         align=True,
     )
+
+
+def streams_of(seeds: Sequence[int], num_runs: int, num_envs: int) -> UInt64[np.ndarray, "env 2"]:
+    """Run seed and index in the run of every environment, run-major."""
+    words = [operator.index(seed) for seed in seeds]
+    if len(words) != num_runs or not all(0 <= word < 2**64 for word in words):
+        raise ValueError(f"run seeds are {words}; want {num_runs} whole numbers from 0 to 2**64 - 1")
+    run, index = divmod(np.arange(num_envs), num_envs // num_runs)
+    return np.stack([np.array(words, np.uint64)[run], index.astype(np.uint64)], axis=1)
+
+
+def check_state(state: Mapping[str, np.ndarray], want: State) -> None:
+    """Refuse a state whose arrays have other names, shapes or types than those of `want`."""
+    if state.keys() != want.keys():
+        raise ValueError(f"the state holds {sorted(state)}, want {sorted(want)}: is it of this suite and version?")
+    for name, array in want.items():
+        came = state[name]
+        if (came.shape, came.dtype) != (array.shape, array.dtype):
+            raise ValueError(
+                f"state[{name!r}] is {came.dtype}{came.shape}, want {array.dtype}{array.shape}: "
+                "is it of this suite and this number of environments?"
+            )
 
 
 class Share:
@@ -139,7 +159,7 @@ class Share:
         self.policy = Policy(spec, arrays, parts)
 
     def follow(self, region: Region | None) -> None:
-        """From now on act by the policy and write every step down in that region; None: take the learner's actions again.
+        """Act by the policy from now on and log every step in that region; None: take the learner's actions again.
 
         A step's action is the policy's mean plus what the region holds in the action's place: the learner's noise.
         """
@@ -150,7 +170,7 @@ class Share:
             self.left = np.ones(len(self.row), bool)
 
     def rollout(self, steps: int, once: bool) -> None:
-        """That many steps by the policy; `once`: no more than it takes until every environment has ended an episode."""
+        """Take `steps` steps by the policy; `once`: stop when every environment has ended an episode."""
         for _ in range(steps):
             if once and not self.left.any():
                 break
@@ -162,7 +182,7 @@ class Share:
         if not np.isfinite(action).all():
             wrong = np.flatnonzero(~np.isfinite(action).all(axis=1))
             seen = np.isfinite(self.rows["obs"][wrong]).all()
-            why = "has the policy diverged?" if seen else "they are seen in states that are not finite themselves"
+            why = "has the policy diverged?" if seen else "their observations are not finite themselves"
             raise ValueError(f"actions of {len(wrong)} of {len(action)} environments are not finite: {why}")
         np.maximum(action, self.low, out=self.rows["action"])
         np.minimum(self.rows["action"], self.high, out=self.rows["action"])
@@ -232,7 +252,7 @@ class Share:
             del self.batch
 
     def leave(self) -> None:
-        """No more of this share: also give back the shared memory's file."""
+        """End this share, and close the shared memory's file."""
         self.close()
         if hasattr(self, "memory"):
             os.close(self.memory)

@@ -14,9 +14,9 @@ from sphere.envs.pool import Pool
 class NextStep(VectorWrapper):
     """A pool that resets an environment in the step after its episode's last, as `gymnasium.vector.SyncVectorEnv` does.
 
-    Most of gymnasium's vector wrappers take nothing else. That step ignores the action and has reward 0; the pool is put
-    back for it, so that trajectories are those of the pool. The suite's numbers of an ended episode are in `outcome`:
-    `episode` is left to RecordEpisodeStatistics.
+    Most of gymnasium's vector wrappers take nothing else. That step ignores the action and has reward 0; the pool is
+    put back for it, so that trajectories are those of the pool. The suite's numbers of an ended episode are in
+    `outcome`: `episode` is left to RecordEpisodeStatistics.
     """
 
     env: Pool

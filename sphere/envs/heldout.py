@@ -1,8 +1,11 @@
 """The fixed states on which r_e(K) and the diagnostics of a suite are compared: `sphere heldout SUITE`.
 
-States of a policy that was trained apart from everything that is compared, as in the paper (there on HumanoidBench's Stair).
-The package ships one batch per suite, in `sphere/heldout/`, so that numbers of different users mean the same. A file holds the
-states and, as JSON, where they come from and their checksum.
+States of a policy that was trained apart from everything that is compared, as in the paper (there on HumanoidBench's
+Stair). The package ships one batch of 512 per suite, in `sphere/heldout/`, so that numbers of different users mean
+the same; the first 256 are used (`--evaluation.heldout`). A file holds the states and, as JSON, where they come from
+and their checksum. The policy is a small dense one that acts as in training: on Stair for HumanoidBench, through all
+ten tasks for MetaWorld. Where no batch fits (one-hot ids, probe tasks, suites from outside), states of a random
+policy take its place.
 """
 
 import hashlib

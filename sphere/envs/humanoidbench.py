@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 from sphere.envs import assets
 from sphere.envs import humanoidbench_rewards as rewards
-from sphere.envs.batch import State
+from sphere.envs.batch import State, Stepped
 from sphere.envs.humanoidbench_rewards import Measured
 from sphere.envs.metaworld_origin import renderer, trim
 from sphere.errors import unknown
@@ -51,7 +51,7 @@ TASKS = {
 
 @functools.cache
 def simulator() -> Any:
-    """mujoco, of which only the version that the traces were recorded with gives their numbers."""
+    """mujoco; only the version that the traces were recorded with gives their numbers."""
     try:
         import mujoco
     except ImportError as error:
@@ -131,14 +131,7 @@ class HumanoidBench:
         self.observation[index] = np.concatenate([data.qpos, data.qvel])
         self.returned[index] = 0.0
 
-    def step(
-        self, action: Float[np.ndarray, "env act"]
-    ) -> tuple[
-        Float[np.ndarray, "env obs"],
-        Float[np.ndarray, " env"],
-        Bool[np.ndarray, " env"],
-        Bool[np.ndarray, " env"],
-    ]:
+    def step(self, action: Float[np.ndarray, "env act"]) -> Stepped:
         self._simulate(action)
         name, least = self.task.least
         terminated = getattr(self.measured, name) < least
@@ -158,11 +151,11 @@ class HumanoidBench:
         if self.is_pole.any():
             touched = self.measured.touched
             for i, data in enumerate(self.data):
-                # Poles stand still and so does the floor: whoever touches one is the robot.
+                # Poles stand still and so does the floor: what touches one is the robot.
                 touched[i] = data.ncon > 0 and self.is_pole[data.contact.geom].any()
 
     def get_state(self) -> State:
-        """A step begins from these alone: mujoco computes all else anew, the rewards keep nothing but their sum."""
+        """A step begins from these alone: mujoco computes the rest again, and rewards keep only their sum."""
         physics = np.empty((len(self.data), self.state_size))
         for data, row in zip(self.data, physics, strict=True):
             self.mujoco.mj_getState(self.model, data, row, self.spec)
@@ -174,7 +167,7 @@ class HumanoidBench:
         self.returned[:] = state["return"]
 
     def render(self, index: int) -> np.ndarray:
-        """A picture of one environment as it is now: uint8 [480, 480, 3]."""
+        """A frame of one environment as it is now: uint8 [480, 480, 3]."""
         if self.renderer is None:
             self.model.vis.quality.shadowsize = SHADOWS
             self.renderer, self.scratch = renderer(self.mujoco, self.model), self.mujoco.MjData(self.model)

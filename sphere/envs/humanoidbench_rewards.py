@@ -16,7 +16,7 @@ GAUSSIAN = np.sqrt(-2 * np.log(0.1))
 """Standard deviations at which a Gaussian has fallen to 0.1: its value at the margin."""
 
 HEAD = 1.65
-"""Metres above the floor at which the head is of someone who stands."""
+"""Height of the head above the floor, in metres, from which on the robot stands."""
 
 HEAD_ABOVE_FOOT = 1.2
 """The same above a foot, where the floor is not level."""

@@ -1,10 +1,9 @@
-"""Our HumanoidBench against recorded traces of the package: `python -m sphere.envs.humanoidbench_verify FILE`.
+"""Our HumanoidBench against recorded traces of the package: `sphere verify humanoidbench`.
 
 A file of traces holds TASK/EPISODE/{actions, obs, reward, terminated} for any tasks and any number of episodes of any
 length, and TASK/success_bar. `obs` has a row more than the others: its first is the state after the reset.
 """
 
-import sys
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -115,16 +114,3 @@ def compare(
         float(np.abs(our_reward - reward).max()),
         int((our_terminated.astype(bool) != terminated).sum()),
     )
-
-
-def main() -> None:
-    rows = verify(Path(sys.argv[1]))
-    names = ("task", "episodes", "steps", "observation", "reward", "flags")
-    print("{:8s} {:>8s} {:>6s} {:>12s} {:>9s} {:>5s}".format(*names))
-    for row in rows:
-        print("{:8s} {:8d} {:6d} {:12.1e} {:9.1e} {:5d}".format(*row[:6]))
-    sys.exit(not all(row.passed for row in rows))
-
-
-if __name__ == "__main__":
-    main()

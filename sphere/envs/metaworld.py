@@ -2,25 +2,27 @@
 
 Models, resets and goals are the package's own (`metaworld` 3.1.1, by way of `metaworld_origin`). Its step is not: one
 simulation after another is moved on, and observations, rewards and success of all are then computed at once.
-`metaworld_verify` compares the two.
+`metaworld_verify` compares the two. Goals are drawn by the package's reset, from the generator of (run seed, task,
+index, episode). A task is a row of a table: where its objects are found, which distances its reward reads, and the
+reward.
 
 All environments of a batch share one model, 20 MB; an environment has its own `MjData`, under 1 MB, and where a reset
 places a part of the scene, its position, which is written into the model before a step.
 
-mujoco warm-starts its solver from the last acceleration, and the `mj_forward` with which the package ends a step
-renews that too: leaving it out, or asking for it once more, changes all that follows. But the next step begins where that
-`mj_forward` has left everything, contacts included, and only the hand's target has moved: what depends on it is done anew,
-the rest (an eighth of a step's time) is not.
+mujoco warm-starts its solver from the last acceleration, and the `mj_forward` with which the package ends a step renews
+that too: leaving it out, or asking for it once more, changes all that follows. But the next step begins where that
+`mj_forward` has left everything, contacts included, and only the hand's target has moved: what depends on it is
+computed again, the rest (an eighth of a step's time) is not.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 from sphere.envs import metaworld_rewards as rewards
-from sphere.envs.batch import State
+from sphere.envs.batch import State, Stepped
 from sphere.envs.metaworld_origin import FRAME_SKIP, Origin
 from sphere.envs.metaworld_scene import CLAWS, Layout, Objects, Scene, Start, Term
 from sphere.errors import unknown
@@ -39,7 +41,7 @@ UPRIGHT = 0.7072
 
 
 class Task(NamedTuple):
-    """Where a task's numbers are found, and what they are worth."""
+    """Where a task's numbers are found, and how they are rewarded."""
 
     objects: Objects
     """Position and rotation of each object; rotations in mujoco's order of entries or scipy's, or none."""
@@ -108,7 +110,7 @@ TASKS = {
 class MetaWorld:
     """A `Batch` of one of these tasks. The goal is observed: 18 numbers now, the 18 before, 3 of the goal.
 
-    goals: "random", a new one every episode; "frozen", one per environment for ever.
+    goals: "random", a new one every episode; "frozen", always the same one per environment.
     horizon: steps of an episode.
     one_hot: append which of the ten tasks it is to the observation.
     """
@@ -129,7 +131,8 @@ class MetaWorld:
         self.origin = Origin(task, self.task.placed, self.task.other)
         self.data = [self.origin.simulation() for _ in range(num_envs)]
         self.forwarded = [False] * num_envs
-        """Whether all that a simulation knows is of where it stands; who moves it from outside makes this false."""
+        """Whether all of a simulation's data belong to its present state; code that moves it from outside sets this
+        false."""
         self._observations(self.tasks.index(task) if one_hot else None)
         self._measurements()
 
@@ -184,14 +187,7 @@ class MetaWorld:
         self.scene.begin()
         return self.last[where]
 
-    def step(
-        self, action: Float[np.ndarray, "env act"]
-    ) -> tuple[
-        Float[np.ndarray, "env obs"],
-        Float[np.ndarray, " env"],
-        Bool[np.ndarray, " env"],
-        Bool[np.ndarray, " env"],
-    ]:
+    def step(self, action: Float[np.ndarray, "env act"]) -> Stepped:
         self._simulate(action)
         self._look(action[:, 3])
         before, current, now = self.frames
@@ -266,7 +262,7 @@ class MetaWorld:
         self.scene.begin()
 
     def render(self, index: int) -> np.ndarray:
-        """A picture of one environment as it is now: uint8 [480, 480, 3]."""
+        """A frame of one environment as it is now: uint8 [480, 480, 3]."""
         return self.origin.render(self.data[index], self.placed[index], self.start.target[index])
 
     def close(self) -> None:

@@ -48,7 +48,7 @@ def simulator() -> tuple[Any, Any]:
 class Origin:
     """One environment of the package, in which all episodes of a batch begin.
 
-    The package's reset goes twice over the scene, draws anew each time, and moves the hand for 50 steps before every
+    The package's reset goes twice over the scene, draws again each time, and moves the hand for 50 steps before every
     draw, among what the draw before has placed. With a given goal that is: place, then from rest move the hand, then
     everything else. So it is done here, once; and where nothing is placed, the hand's way is always the same, and is
     kept.
@@ -107,7 +107,7 @@ class Origin:
         self.env.reset_model()
 
     def _move_hand(self) -> None:
-        # Some resets read positions before these are computed anew: then they are of before the last physics step.
+        # Some resets read positions before these are computed again: then they are those before the last physics step.
         stale = (self.data.xpos, self.data.geom_xpos, self.data.site_xpos)
         if self.hand is None:
             self.data.mocap_pos[:] = self.env.hand_init_pos
@@ -123,8 +123,9 @@ class Origin:
         self.env.init_tcp = self.env.tcp_center
 
     def step_after_forward(self, data: Any) -> None:
-        """`mj_step` where `mj_forward` came before it, for a new `ctrl` and a new `mocap_pos` that is in `xpos` already: the
-        weld that draws the hand there, and what follows from it. Contacts, inertias and forces of motion are as they were.
+        """`mj_step` where `mj_forward` came before it, for a new `ctrl` and a new `mocap_pos` that is in `xpos`
+        already: the weld that draws the hand there, and what follows from it. Contacts, inertias and forces of motion
+        are as they were.
         """
         self.mujoco.mj_makeConstraint(self.model, data)
         self.mujoco.mj_referenceConstraint(self.model, data)
@@ -140,7 +141,7 @@ class Origin:
         self.mujoco.mj_setState(self.model, data, state, self.spec)
 
     def render(self, data: Any, placed: Row, target: Row) -> np.ndarray:
-        """A picture from a corner of the room, right side up."""
+        """A frame from a corner of the room, right side up."""
         if self.renderer is None:
             self.renderer = renderer(self.mujoco, self.model)
         if self.slot is not None:
@@ -155,7 +156,7 @@ class Origin:
         return self.renderer.render()[::-1, ::-1].copy()
 
     def close(self) -> None:
-        """Free the model: what we have given the package holds us, so that nobody else would for long."""
+        """Free the model now: the package's environment has functions of ours, a cycle that would keep it alive."""
         if self.renderer is not None:
             self.renderer.close()
         self.env.close()
@@ -175,7 +176,7 @@ def c_library() -> ctypes.CDLL:
 
 
 class NoPictures(RuntimeError):
-    """There is nothing to draw with."""
+    """Off-screen rendering does not work on this machine."""
 
 
 def renderer(mujoco: Any, model: Any) -> Any:

@@ -1,93 +1,30 @@
 """MetaWorld's rewards (its version 2) and success flags of the ten tasks, for all environments of a batch at once.
 
-A task says between which points it measures (`Term`), and `metaworld_scene` measures. Most distances are judged by a
-long tail 1 / (1 + e), where the excess e is 0 within the bounds and 9 a margin beyond. The Hamacher product
-a b / (a + b - a b), by which such numbers are combined, is then 1 / (1 + e_a + e_b).
-
-The package computes with single numbers, so that under float32 actions all that a finger's effort enters is rounded
-to float32 (numpy's rule for a Python float beside a float32). `Grasp` keeps such values apart, and `shaped` applies a
-formula to both kinds: results are those of the package to the last digits, for actions of either precision.
+A task says between which points it measures (`Term`). `metaworld_scene` measures, and has the shapes that rewards are
+put together from. Results are those of the package to the last digits, for actions of either precision.
 """
-
-from collections.abc import Callable
-from typing import Any, NamedTuple
 
 import numpy as np
 
 from sphere.envs.metaworld_scene import (
     FROM_PAD,
-    GRASP,
     TINY,
     Flags,
     Scene,
     Term,
     Vector,
     distance,
+    gaussian,
     grasp_terms,
+    grasped,
+    hamacher,
+    shaped,
+    some,
     steepness,
+    tail,
 )
 
 Result = tuple[Vector, Flags]
-
-
-class Grasp(NamedTuple):
-    """How well the object is held; `rounded` replaces `value` in `rows`, where there are any."""
-
-    value: Vector
-    rows: Flags | None = None
-    rounded: Vector | None = None
-
-
-def tail(excess: Vector) -> Vector:
-    value = excess + 1.0
-    return np.reciprocal(value, out=value)
-
-
-def gaussian(excess: Vector) -> Vector:
-    """1 within the bounds and 0.1 a margin beyond like the long tail, but falling as exp(-x^2)."""
-    return np.exp(excess * (-np.log(10) / 9))
-
-
-def some(flags: Flags) -> bool:
-    """Is any set? Twice as fast as numpy's `any` where they are few."""
-    return True in flags.tolist()
-
-
-def hamacher(a: Vector, b: Vector | float) -> Vector:
-    """One of the two must not be 0."""
-    ab = a * b
-    return ab / (a + b - ab)
-
-
-def shaped(grasp: Grasp, formula: Callable[[Vector], Vector]) -> Vector:
-    """A formula of the grasp, in the precision that the package computes it in."""
-    value = formula(grasp.value)
-    if grasp.rows is not None and grasp.rounded is not None:
-        value = np.where(grasp.rows, formula(grasp.rounded), value)
-    return value
-
-
-def grasped(scene: Scene, dense: bool = True, full: float = 1.0) -> Grasp:
-    """The reward for caging the object between the pads and then closing the fingers.
-
-    dense: reward the caging as such. full: the effort that counts as closed.
-    """
-    left, right, across = (scene.excess[name] for name in GRASP)
-    caging = tail(left + right + across)
-    value = caging * 0.5 if dense else np.zeros_like(caging)
-    closing = (caging > 0.97) & (scene.effort > 0)
-    if not some(closing):
-        return Grasp(value)
-
-    def close(caging: Vector, effort: Any) -> Vector:
-        held = hamacher(caging, effort)
-        return (held + caging) / 2 if dense else held
-
-    # More than the full effort is the package's own constant, not the action's float32.
-    beyond = closing & (scene.effort > full)
-    value = np.where(beyond, close(caging, 1.0), value)
-    effort = np.minimum(scene.effort, full) / full
-    return Grasp(value, closing & ~beyond, close(caging.astype(effort.dtype), np.maximum(effort, 0)))
 
 
 HAMMER = {
@@ -242,16 +179,22 @@ def stick_pull(scene: Scene) -> Result:
     return reward, success
 
 
-HANDLE_PRESS_SIDE = {
-    "to target": Term(
-        "object",
-        "target",
-        0.02,
-        lambda start: np.abs(np.abs(start.other[:, 2] - start.target[:, 2]) - 0.02),
-        weight=(0.0, 0.0, 1.0),
-    ),
-    "to tcp": Term("object", "tcp", 0.02, lambda start: np.abs(distance(start.other, start.tcp) - 0.02)),
-}
+def handle_terms(axis: int, upper: float) -> dict[str, Term]:
+    """For a handle that is moved along an axis of the room to within `upper` of the target."""
+    weight = (float(axis == 0), float(axis == 1), float(axis == 2))
+    return {
+        "to target": Term(
+            "object",
+            "target",
+            upper,
+            lambda start: np.abs(np.abs(start.other[:, axis] - start.target[:, axis]) - upper),
+            weight=weight,
+        ),
+        "to tcp": Term("object", "tcp", 0.02, lambda start: np.abs(distance(start.other, start.tcp) - 0.02)),
+    }
+
+
+HANDLE_PRESS_SIDE = handle_terms(axis=2, upper=0.02)
 
 
 def handle_press_side(scene: Scene) -> Result:
@@ -306,16 +249,7 @@ def shelf_place(scene: Scene) -> Result:
     return np.where(away < 0.05, 10.0, value), away <= 0.07
 
 
-WINDOW_CLOSE = {
-    "to target": Term(
-        "object",
-        "target",
-        0.05,
-        lambda start: np.abs(np.abs(start.other[:, 0] - start.target[:, 0]) - 0.05),
-        weight=(1.0, 0.0, 0.0),
-    ),
-    "to tcp": Term("object", "tcp", 0.02, lambda start: np.abs(distance(start.other, start.tcp) - 0.02)),
-}
+WINDOW_CLOSE = handle_terms(axis=0, upper=0.05)
 
 
 def window_close(scene: Scene) -> Result:

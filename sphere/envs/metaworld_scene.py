@@ -2,6 +2,13 @@
 
 With few environments a step costs as much as it has numpy calls. So all that a task measures (`Term`) is measured
 together, and every array has its full shape: numpy adds equal shapes three times faster than it broadcasts.
+
+Most distances are judged by a long tail 1 / (1 + e), where the excess e is 0 within the bounds and 9 a margin beyond.
+The Hamacher product a b / (a + b - a b), by which such numbers are combined, is then 1 / (1 + e_a + e_b).
+
+The package computes with single numbers, so that under float32 actions everything that a finger's effort enters is
+rounded to float32 (numpy's rule for a Python float beside a float32). `Grasp` keeps such values apart, and `shaped`
+applies a formula to both kinds.
 """
 
 from collections.abc import Callable
@@ -102,7 +109,8 @@ class Layout:
         return pairs
 
     def at(self, name: str) -> list[int]:
-        """Columns of e.g. "body hand", "site goal", "wxyz hammer", "start object", the task's "object"; zeros for ""."""
+        """Columns of "body hand", "site goal", "wxyz hammer", "start object", the task's "object", ...; zeros for
+        ""."""
         aliases = {"object": self.objects[0][0], "second": self.objects[-1][0]}
         aliases |= {"extra": self.extra, "target": "start target"}
         name = aliases.get(name, name)
@@ -126,7 +134,7 @@ class Layout:
         return table[:, first : first + 3]
 
     def columns(self) -> Int[np.ndarray, " k"]:
-        """Of the 18 numbers observed (the hand, a place for the gripper's opening, the objects) and the task's extra."""
+        """Of the 18 observed numbers (hand, a place for the gripper's opening, objects) and the task's extra."""
         seen = [*self.at("body hand"), 0]
         for position, rotation in self.objects:
             seen += [*self.at(position), *(self.at(rotation) if rotation else [0] * 4)]
@@ -175,7 +183,7 @@ class Scene:
     def observe(
         self, hand: Points, opening: Vector, object_: Points, rotation: Float[np.ndarray, "env 4"], extra: Points
     ) -> None:
-        """Where else to look: views, written anew in every step."""
+        """Set the other views that rewards read; every step rewrites what they show."""
         self.hand, self.opening, self.object, self.rotation, self.extra = hand, opening, object_, rotation, extra
         self.effort: Vector = np.zeros(len(opening))  # the action's fourth entry, in its own precision
 
@@ -212,3 +220,63 @@ class Scene:
         np.maximum(excesses, self.zero, out=excesses)
         np.multiply(excesses, excesses, out=excesses)
         np.multiply(excesses, self.steep, out=excesses)
+
+
+class Grasp(NamedTuple):
+    """How well the object is held; `rounded` replaces `value` in `rows`, where there are any."""
+
+    value: Vector
+    rows: Flags | None = None
+    rounded: Vector | None = None
+
+
+def tail(excess: Vector) -> Vector:
+    value = excess + 1.0
+    return np.reciprocal(value, out=value)
+
+
+def gaussian(excess: Vector) -> Vector:
+    """1 within the bounds and 0.1 a margin beyond like the long tail, but falling as exp(-x^2)."""
+    return np.exp(excess * (-np.log(10) / 9))
+
+
+def some(flags: Flags) -> bool:
+    """Is any set? Twice as fast as numpy's `any` where they are few."""
+    return True in flags.tolist()
+
+
+def hamacher(a: Vector, b: Vector | float) -> Vector:
+    """One of the two must not be 0."""
+    ab = a * b
+    return ab / (a + b - ab)
+
+
+def shaped(grasp: Grasp, formula: Callable[[Vector], Vector]) -> Vector:
+    """A formula of the grasp, in the precision that the package computes it in."""
+    value = formula(grasp.value)
+    if grasp.rows is not None and grasp.rounded is not None:
+        value = np.where(grasp.rows, formula(grasp.rounded), value)
+    return value
+
+
+def grasped(scene: Scene, dense: bool = True, full: float = 1.0) -> Grasp:
+    """The reward for caging the object between the pads and then closing the fingers.
+
+    dense: reward the caging as such. full: the effort that counts as closed.
+    """
+    left, right, across = (scene.excess[name] for name in GRASP)
+    caging = tail(left + right + across)
+    value = caging * 0.5 if dense else np.zeros_like(caging)
+    closing = (caging > 0.97) & (scene.effort > 0)
+    if not some(closing):
+        return Grasp(value)
+
+    def close(caging: Vector, effort: Any) -> Vector:
+        held = hamacher(caging, effort)
+        return (held + caging) / 2 if dense else held
+
+    # More than the full effort is the package's own constant, not the action's float32.
+    beyond = closing & (scene.effort > full)
+    value = np.where(beyond, close(caging, 1.0), value)
+    effort = np.minimum(scene.effort, full) / full
+    return Grasp(value, closing & ~beyond, close(caging.astype(effort.dtype), np.maximum(effort, 0)))

@@ -1,6 +1,7 @@
 """A pool of environments under a fleet's policies: one rollout, or one episode each.
 
-Workers act by themselves where they can. An action that depends on more than its own state (expert choice) is the learner's.
+Workers act by themselves where they can. Where an action depends on more than its own state (expert choice), the
+learner acts.
 """
 
 from collections.abc import Callable, Iterator
@@ -86,7 +87,7 @@ def steps_by_learner(
     now: Callable[[], np.ndarray],
     after: Callable[[np.ndarray], None],
 ) -> tuple[np.ndarray, list[Finished]]:
-    """A rollout with every action chosen here. `now` gives the observations that networks see, `after` gets every step."""
+    """A rollout with every action chosen here. `now` gives the networks' observations, `after` gets every step."""
     log = np.zeros(noise.shape[:2], pool.row_type)
     finished = []
     for rows, extra in zip(log, noise, strict=True):

@@ -1,8 +1,9 @@
 """A policy in plain numpy, for worker processes that choose their actions by themselves.
 
-Asking the learner for every action costs a round trip to its device, about a millisecond on a GPU, for a few microseconds of
-arithmetic; here a worker has the parameters in shared memory. Products are made of four rows at a time, whatever the number of
-rows: BLAS rounds by the shape of a product, and no environment's numbers may depend on which others its worker has.
+Asking the learner for every action costs a round trip to its device, about a millisecond on a GPU, for a few
+microseconds of arithmetic; here a worker has the parameters in shared memory. Products are made of four rows at a time,
+whatever the number of rows: BLAS rounds by the shape of a product, and no environment's numbers may depend on which
+others its worker has.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,8 +13,8 @@ import numpy as np
 from jaxtyping import Float, Int
 
 ROWS = 4
-"""Rows of a product: so many environments a worker usually has. Most of its time is spent reading the kernel (two rows
-5.4 microseconds, four 6.4, twice two 8.8), so that a product that is padded costs little."""
+"""Rows of a product: the number of environments that a worker usually has. Most of the time goes into reading the
+kernel (two rows 5.4 microseconds, four 6.4, twice two 8.8), so padding costs little."""
 
 EPSILON, CLIP = 1e-8, 10.0
 """Of observations that are normalised by running statistics."""
@@ -58,7 +59,7 @@ class Network:
         if n > ROWS:
             x = x.reshape(-1, ROWS, x.shape[1])
         for kernel, bias, scale, shift in self.layers[:-1]:
-            x = x @ kernel if n > ROWS else x.dot(kernel)  # the same product; numpy is quicker to begin the latter
+            x = x @ kernel if n > ROWS else x.dot(kernel)  # the same product; numpy starts the latter faster
             if bias is not None:
                 x += bias
             if scale is not None:
@@ -109,7 +110,8 @@ class Actor:
         return self._mix(x, np.concatenate([ones, weight], 1), np.concatenate([on, self.spec.shared + expert], 1))
 
     def _mix(self, x: np.ndarray, weight: np.ndarray, expert: Int[np.ndarray, "n k"]) -> np.ndarray:
-        """Tokens sorted by expert, so that each expert meets a slice: few calls, of which numpy's time here consists."""
+        """Tokens are sorted by expert, so that each expert gets a slice: few calls, and these are what takes time
+        here."""
         owner = expert.ravel()
         order = owner.argsort(kind="stable")
         tokens = x.take(order // expert.shape[1], axis=0)
@@ -132,7 +134,7 @@ class Actor:
 
 
 class Policy:
-    """The policies of all runs that a worker has environments of; `parts` names the run of each of its rows, in blocks."""
+    """The policies of all runs that a worker has environments of; `parts` gives the rows of each run."""
 
     def __init__(self, spec: Spec, arrays: Mapping[str, np.ndarray], parts: Sequence[tuple[int, slice]]) -> None:
         self.parts = []

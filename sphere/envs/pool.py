@@ -1,12 +1,11 @@
 """A vector environment over worker processes, the same numbers for any number of them.
 
 Learner and workers share a piece of memory with a row per environment, and tell each other by a counter in memory that
-a step is wanted or done (`sphere.envs.bell`); who sleeps is woken by a byte through a pipe: as fast as an eventfd, half the
-cost of a socket, and it tells when the other end has died.
+a step is wanted or done (`Doorbell` in `worker.py`). A side that sleeps is woken by a byte through a pipe: as fast as
+an eventfd, half the cost of a socket, and it tells when the other end has died.
 """
 
 import mmap
-import operator
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -19,19 +18,16 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike
 
-from sphere.envs.batch import Region, Share, Spec, State, Suite, record
-from sphere.envs.bell import IN_ORDER, SIZE
-from sphere.envs.worker import Local, Process, Worker, WorkerError, anonymous_memory, cores, dismiss
+from sphere.envs.batch import Region, Spec, State, Suite, check_state, record, streams_of
+from sphere.envs.handles import Worker, WorkerError, anonymous_memory, check_importable, cores, dismiss, extend, start
+from sphere.envs.statistics import EpisodeSums
 from sphere.errors import unknown
 
 __all__ = ["Pool", "WorkerError"]
 
 MANY = 8
-"""Cores from which on the learner, by default, leaves all stepping to workers: a simulator that crashes or hangs then does
-not take it along. Below, its core is needed, and it steps a share itself."""
-
-AWAKE = 0.01
-"""Seconds that a learner which steps a share itself stays awake for the others' end of a step."""
+"""From this number of cores on the learner, by default, leaves all stepping to workers: a simulator that crashes or
+hangs then does not take it along. With fewer, its core is needed, and it steps a share itself."""
 
 
 class Pool(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
@@ -81,7 +77,7 @@ class Pool(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         shares = workers + here
         bounds = [total * i // shares for i in range(shares + 1)]
         self._parts = [slice(*pair) for pair in pairwise(bounds)]
-        streams = self._streams(seeds)
+        streams = streams_of(seeds, self.num_runs, total)
         try:
             self._begin(here, timeout, [(suite, dict(settings or {}), streams[part], task) for part in self._parts])
         except BaseException:
@@ -89,38 +85,23 @@ class Pool(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
             raise
         self._row = {name: self._rows[name] for name in self._rows.dtype.names or ()}
         self.row_type = self._rows.dtype
-        self._return, self._length = np.zeros(total), np.zeros(total, np.int64)
-        self._success_once = np.zeros(total, bool)
+        self.episodes = EpisodeSums(total)
         self._started = self._pending = False
 
     def _begin(self, here: bool, timeout: float, arguments: list[tuple]) -> None:
         """Start the workers and set up spaces and rows by what they say; `here`: the first share is this process's."""
-        workers = len(self._parts) - here
-        if workers and (self._suite.__module__ == "__main__" or "<locals>" in self._suite.__qualname__):
-            raise ValueError(
-                f"workers cannot import {self._suite.__qualname__} from {self._suite.__module__}; define it "
-                "at the top level of a module of its own, or use workers=0"
-            )
-        if here:  # first in the list: it steps while the others do
-            self._workers.append(Local(Share()))
-        with anonymous_memory() as bells:
-            memory = self._memory.fileno()
-            os.ftruncate(bells.fileno(), max(workers, 1) * SIZE)
-            ring = bells.fileno() if IN_ORDER else None
-            # A learner that steps a share itself is done about when the others are; otherwise it would only take a core.
-            spin = AWAKE if here else 0.0
-            for i, part in enumerate(self._parts[here:]):
-                label = f"worker {i} of {workers} (environments {part.start} to {part.stop - 1})"
-                self._workers.append(Process(label, memory, timeout, ring, i, spin))
-            dtype = self._adopt(self._call("begin", arguments))
-            self._rows = np.frombuffer(self.share(self.num_envs * dtype.itemsize)[1], dtype, self.num_envs)
-            files = [memory] * len(self._parts)
-            if here:
-                files[0] = os.dup(memory)  # a share closes its file in the end
-            self._call("attach", [(file, self.num_envs, part) for file, part in zip(files, self._parts, strict=True)])
+        if len(self._parts) > here:
+            check_importable(self._suite)
+        start(here, self._parts, self._memory, timeout, self._workers)
+        dtype = self._adopt(self._call("begin", arguments))
+        self._rows = np.frombuffer(self.share(self.num_envs * dtype.itemsize)[1], dtype, self.num_envs)
+        files = [self._memory.fileno()] * len(self._parts)
+        if here:
+            files[0] = os.dup(files[0])  # a share closes its file in the end
+        self._call("attach", [(file, self.num_envs, part) for file, part in zip(files, self._parts, strict=True)])
 
     def _adopt(self, specs: Sequence[Spec]) -> np.dtype:
-        """Set the spaces by what the workers say of their environments."""
+        """Set the spaces from what the workers report of their environments."""
         size, low, high, self.horizon = specs[0]
         self._low, self._high = low.astype(np.float32), high.astype(np.float32)
         self.single_observation_space = Box(-np.inf, np.inf, (size,), np.float32)
@@ -128,14 +109,6 @@ class Pool(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         return record(size, len(low))
-
-    def _streams(self, seeds: Sequence[int]) -> np.ndarray:
-        """Run seed and index in the run of every environment."""
-        words = [operator.index(seed) for seed in seeds]
-        if len(words) != self.num_runs or not all(0 <= word < 2**64 for word in words):
-            raise ValueError(f"run seeds are {words}; want {self.num_runs} whole numbers from 0 to 2**64 - 1")
-        run, index = divmod(np.arange(self.num_envs), self.num_envs // self.num_runs)
-        return np.stack([np.array(words, np.uint64)[run], index.astype(np.uint64)], axis=1)
 
     def reset(
         self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None
@@ -147,9 +120,9 @@ class Pool(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
                 f"reset got options {sorted(options)}; this pool takes none (settings go to its constructor)"
             )
         seeds = [seed] if isinstance(seed, int | np.integer) else seed
-        streams = None if seeds is None else self._streams(seeds)
+        streams = None if seeds is None else streams_of(seeds, self.num_runs, self.num_envs)
         self._call("reset", [(None if streams is None else streams[part],) for part in self._parts])
-        self._return[:], self._length[:], self._success_once[:] = 0, 0, False
+        self.episodes.restart(slice(None))
         self._started = True
         return self._row["obs"].copy(), {}
 
@@ -189,9 +162,9 @@ class Pool(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         obs, final_obs, reward, terminated, truncated, success = [row[name].copy() for name in names]
         done = terminated | truncated
         infos: dict[str, Any] = {"final_obs": final_obs, "_final_obs": done, "success": success}
-        self.add(reward[None], success[None])
+        self.episodes.add(reward[None], success[None])
         if done.any():
-            infos["episode"], infos["_episode"] = self.ended(done, success), done
+            infos["episode"], infos["_episode"] = self.episodes.end(done, success), done
         return obs, reward, terminated, truncated, infos
 
     def switch(self, task: str) -> tuple[np.ndarray, dict[str, Any]]:
@@ -226,29 +199,21 @@ class Pool(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
     def _capture(self) -> State:
         shares = self._call("get_state", [()] * len(self._parts))
         state = {name: np.concatenate([share[name] for share in shares]) for name in shares[0]}
-        own = {"obs": self._row["obs"], "return": self._return, "success_once": self._success_once}
+        sums = self.episodes
+        own = {"obs": self._row["obs"], "return": sums.returns, "success_once": sums.success_once}
         return state | {name: array.copy() for name, array in own.items()}
 
     def set_state(self, state: Mapping[str, np.ndarray]) -> np.ndarray:
         """Continue exactly from a captured state of the same task; its observations."""
         self._check_idle("set_state")
         want = self._capture()
-        if state.keys() != want.keys():
-            raise ValueError(f"the state holds {sorted(state)}, want {sorted(want)}: is it of this suite and version?")
-        for name, array in want.items():
-            came = state[name]
-            if (came.shape, came.dtype) != (array.shape, array.dtype):
-                raise ValueError(
-                    f"state[{name!r}] is {came.dtype}{came.shape}, want {array.dtype}{array.shape}: "
-                    "is it of this suite and this number of environments?"
-                )
+        check_state(state, want)
         if (state["task"] != want["task"]).any():
             raise ValueError(f"the state is of another task than {self.task!r}; switch to that task first")
         state = {name: array.copy() for name, array in state.items()}
         self._call("set_state", [({name: state[name][part] for name in state},) for part in self._parts])
         self._row["obs"][:] = state["obs"]
-        self._return, self._length = state["return"], state["elapsed"].copy()
-        self._success_once = state["success_once"]
+        self.episodes.restore(state["return"], state["elapsed"], state["success_once"])
         self._started = True
         return self._row["obs"].copy()
 
@@ -256,14 +221,11 @@ class Pool(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
 
     def share(self, size: int) -> tuple[Region, mmap.mmap]:
         """More memory that learner and workers share, zeros: where it is in their file, and the learner's view."""
-        file = self._memory.fileno()
-        offset = os.fstat(file).st_size
-        size = -(-size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
-        os.ftruncate(file, offset + size)
-        return (offset, size), mmap.mmap(file, size, offset=offset)
+        return extend(self._memory, size)
 
     def begin(self, command: str, arguments: Callable[[slice], tuple]) -> None:
-        """Give the workers a command of `Share`, with arguments by which environments they have; `end` waits for its end."""
+        """Give the workers a command of `Share`, with arguments for their part of the environments; `end` waits for
+        it."""
         self._check_idle(command)
         self._pending = True
         self._send(command, [arguments(part) for part in self._parts])
@@ -276,32 +238,13 @@ class Pool(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         """One step with actions as the workers have them."""
         self._check_idle("move")
         self._check_started("move")
-        self._send("step")
-        self._receive()
-
-    def add(self, reward: np.ndarray, success: np.ndarray) -> None:
-        """Add steps [time, env] to the episodes under way; only the last of them may end any."""
-        for row in reward:  # one after another: the sum of several at once is rounded otherwise
-            self._return += row
-        self._length += len(reward)
-        self._success_once |= success.any(axis=0)
-
-    def ended(self, done: np.ndarray, success: np.ndarray) -> dict[str, np.ndarray]:
-        """The numbers of episodes that the last step ended; those that follow begin from nothing."""
-        episode = {
-            "r": np.where(done, self._return, 0.0),
-            "l": np.where(done, self._length, 0),
-            "success_once": done & self._success_once,
-            "success_at_end": done & success,
-        }
-        self._return[done], self._length[done], self._success_once[done] = 0, 0, False
-        return episode
+        self._call("step")
 
     def render(self, *indices: int) -> tuple[Any, ...]:
-        """Pictures of these environments; of all if none is named."""
+        """Frames of these environments; of all if none is named."""
         self._check_idle("render")
         if not hasattr(self._suite, "render"):
-            raise NotImplementedError(f"{self._suite.__qualname__} draws no pictures; it has no render(index)")
+            raise NotImplementedError(f"{self._suite.__qualname__} cannot be rendered; it has no render(index)")
         indices = indices or tuple(range(self.num_envs))
         if not set(indices) <= set(range(self.num_envs)):
             raise IndexError(f"environments {indices} were asked for; this pool has 0 to {self.num_envs - 1}")
@@ -311,7 +254,7 @@ class Pool(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         return tuple(frames[i] for i in indices)
 
     def close(self, **kwargs: Any) -> None:
-        """Let the workers go. Happens by itself at exit, after an error, and when nobody holds the pool."""
+        """End the workers. Happens by itself at exit, after an error, and when the pool is garbage-collected."""
         self.closed = True
         self._dismiss()
 
@@ -335,7 +278,7 @@ class Pool(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         if not self._started:
             raise RuntimeError(f"{what} came before the first episode; call reset() or set_state(state) first")
 
-    def _call(self, command: str, arguments: Sequence[tuple]) -> list[Any]:
+    def _call(self, command: str, arguments: Sequence[tuple] | None = None) -> list[Any]:
         self._send(command, arguments)
         return self._receive()
 
@@ -351,5 +294,5 @@ class Pool(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         try:
             return [worker.receive() for worker in self._workers]
         except BaseException:
-            self.close()  # on Ctrl-C too: an answer not taken now would pass for that to a later question
+            self.close()  # on Ctrl-C too: an answer left in the pipe would be taken for that to a later command
             raise

@@ -11,16 +11,16 @@
 | `termination`     | reward 1, terminated after five steps; obs = t  | V(t) = (1 - gamma^(5-t)) / (1-gamma) |
 
 A learner that fails on one has a bug that the name points at. `optimal_action` and `optimal_value` give the
-answers; success is a reward above 0.9. The tasks of `CONTINUAL` are to reach a goal with turned controls.
+answers; success is a reward above 0.9. The tasks of `CONTINUAL` are to reach a goal with rotated controls.
 """
 
 from collections.abc import Callable, Sequence
 from typing import ClassVar, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
-from sphere.envs.batch import State
+from sphere.envs.batch import State, Stepped
 from sphere.errors import unknown
 
 LENGTH = 5
@@ -29,7 +29,7 @@ LENGTH = 5
 REACH_STEPS = 10
 REACH_TOLERANCE = 0.1
 REACH_WALL = 1.5
-"""No position is beyond. Without, values of a policy that runs away are bootstrapped from states that nobody has seen."""
+"""Positions are clipped to this; else values of a policy that runs away are bootstrapped from unseen states."""
 
 Rows = Float[np.ndarray, "env x"]
 Actions = Float[np.ndarray, "env act"]
@@ -81,7 +81,7 @@ def target_action(observation: Float[np.ndarray, "*env 2"]) -> Float[np.ndarray,
 
 
 def _times(matrix: Float[np.ndarray, "i j"], rows: Float[np.ndarray, "*env j"]) -> Float[np.ndarray, "*env i"]:
-    """Matrix times every row, in an order that does not depend on their number, as BLAS's does."""
+    """Matrix times every row, summed in an order that does not depend on their number (that of BLAS does)."""
     return (matrix * rows[..., None, :]).sum(-1)
 
 
@@ -97,7 +97,7 @@ PROBES = {
     "termination": Probe(_nothing, _time, _one, steps=LENGTH),
 }
 
-# Stride and turn of the reach tasks' controls: (0, 1) is forward, and forward is where the name says.
+# Stride and rotation of the reach tasks' controls: (0, 1) is forward, and forward is where the name says.
 HEADINGS = {
     "reach-north": (0.30, np.array([[1.0, 0.0], [0.0, 1.0]])),
     "reach-east": (0.45, np.array([[0.0, 1.0], [-1.0, 0.0]])),
@@ -109,10 +109,10 @@ CONTINUAL = tuple(HEADINGS)
 """The tasks of the continual suite in order: one observation, contradicting actions."""
 
 
-def _reach(stride: float, turn: np.ndarray) -> Probe:
+def _reach(stride: float, rotation: np.ndarray) -> Probe:
     """Bring the position to the goal in the plane; reward - distance, from (position, goal, goal - position).
 
-    The controls are turned by multiples of 90 degrees, so the axes are independent and the greedy action is
+    The controls are rotated by multiples of 90 degrees, so the axes are independent and the greedy action is
     optimal: no other policy is nearer at any step.
     """
 
@@ -126,7 +126,7 @@ def _reach(stride: float, turn: np.ndarray) -> Probe:
         return np.concatenate([x, x[:, 2:] - x[:, :2]], axis=1)
 
     def move(x: Rows, action: Actions) -> Rows:
-        position = np.clip(x[:, :2] + stride * _times(turn, action), -REACH_WALL, REACH_WALL)
+        position = np.clip(x[:, :2] + stride * _times(rotation, action), -REACH_WALL, REACH_WALL)
         return np.concatenate([position, x[:, 2:]], axis=1)
 
     def reward(x: Rows, t: Vector, action: Actions) -> Vector:
@@ -160,14 +160,7 @@ class Probes:
         self.t[where] = 0
         return self.probe.observe(self.x[where], self.t[where])
 
-    def step(
-        self, action: Float[np.ndarray, "env act"]
-    ) -> tuple[
-        Float[np.ndarray, "env obs"],
-        Float[np.ndarray, " env"],
-        Bool[np.ndarray, " env"],
-        Bool[np.ndarray, " env"],
-    ]:
+    def step(self, action: Float[np.ndarray, "env act"]) -> Stepped:
         self.t += 1
         self.x = self.probe.move(self.x, action)
         reward = self.probe.reward(self.x, self.t, action)
@@ -187,8 +180,8 @@ class Probes:
 def optimal_action(task: str, observation: Float[np.ndarray, "*env obs"]) -> Float[np.ndarray, "*env act"]:
     """The best action for every observation; zeros where actions have no effect."""
     if task in HEADINGS:
-        stride, turn = HEADINGS[task]
-        return np.clip(_times(turn.T, observation[..., 4:6]) / stride, -1, 1)
+        stride, rotation = HEADINGS[task]
+        return np.clip(_times(rotation.T, observation[..., 4:6]) / stride, -1, 1)
     if task == "observed-action":
         return target_action(observation)
     if task not in PROBES:

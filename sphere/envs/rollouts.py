@@ -1,8 +1,8 @@
 """Rollouts of a pool whose workers choose the actions by themselves, from a policy that lies in shared memory.
 
-Nothing passes between learner and workers during a rollout, so no environment waits for another, and the learner's device is
-free for something else. With running statistics of the observations all environments of a run have to meet after every step;
-the actions are the workers' then too.
+Nothing passes between learner and workers during a rollout, so no environment waits for another, and the learner's
+device is free for something else. With running statistics of the observations, all environments of a run have to wait
+for each other after every step; the workers choose the actions then too.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +16,7 @@ from sphere.envs.policy import Spec
 from sphere.envs.pool import Pool
 
 CHUNK = 256
-"""Steps between two answers of a worker: so long a hang goes unnoticed, and so long the learner has for its own work."""
+"""Steps between two answers of a worker: in that time the learner works, and a hang goes unnoticed."""
 
 
 class Finished(NamedTuple):
@@ -27,8 +27,8 @@ class Finished(NamedTuple):
 
 
 class Rollouts:
-    """Drives a pool by policies with the same shapes as `arrays` (each with a leading run axis); without any, the actions are
-    those given as noise."""
+    """Drives a pool by policies with the same shapes as `arrays` (each with a leading run axis); without any, the
+    actions are those given as noise."""
 
     def __init__(self, pool: Pool, spec: Spec | None = None, arrays: Mapping[str, np.ndarray] | None = None) -> None:
         self.pool = pool
@@ -46,9 +46,9 @@ class Rollouts:
         self.arrays = {name: np.ndarray(shape, dtype, memory, at) for name, shape, dtype, at in layout}
         self.load(arrays)
         envs = self.pool.num_envs // self.pool.num_runs
-        self._tell("load", lambda part: (spec, layout, region, list(_runs(part, envs))))
+        self._command("load", lambda part: (spec, layout, region, list(_runs(part, envs))))
 
-    def _tell(self, command: str, arguments: Callable[[slice], tuple]) -> None:
+    def _command(self, command: str, arguments: Callable[[slice], tuple]) -> None:
         self.pool.begin(command, arguments)
         self.pool.end()
 
@@ -64,8 +64,8 @@ class Rollouts:
         once: bool = False,
         after: Callable[[np.ndarray], None] | None = None,
     ) -> tuple[np.ndarray, list[Finished]]:
-        """`steps` steps everywhere: their rows [time, env] (see `sphere.envs.batch.record`; to be copied before the next
-        rollout) and the episodes that ended.
+        """`steps` steps everywhere: their rows [time, env] (see `sphere.envs.batch.record`; to be copied before the
+        next rollout) and the episodes that ended.
 
         noise [time, env, act] is added to the actions; `once`: stop where every environment has ended an episode (rows
         after that mean nothing); `after` gets the rows of every step, and may `load`, before the next one begins.
@@ -74,13 +74,13 @@ class Rollouts:
         log["action"] = 0 if noise is None else noise
         if once:
             log["terminated"] = log["truncated"] = False  # rows that are never written end no episode
-        self._tell("follow", lambda part: (self.region,))
+        self._command("follow", lambda part: (self.region,))
         try:
-            finished = self._freely(log, once) if after is None else self._together(log, after)
+            finished = self._in_pieces(log, once) if after is None else self._step_by_step(log, after)
         except BaseException:
             self.pool.close()  # on Ctrl-C too: a worker may be in the middle of a piece
             raise
-        self._tell("follow", lambda part: (None,))
+        self._command("follow", lambda part: (None,))
         return log, finished
 
     def _log(self, steps: int) -> np.ndarray:
@@ -91,35 +91,35 @@ class Rollouts:
         self.region = (self.room[0], size)
         return np.frombuffer(self.memory, dtype, steps * self.pool.num_envs).reshape(steps, -1)
 
-    def _freely(self, log: np.ndarray, once: bool) -> list[Finished]:
-        """In pieces; while the workers are at one, the learner does the accounts of the piece before."""
+    def _in_pieces(self, log: np.ndarray, once: bool) -> list[Finished]:
+        """In pieces: while the workers step one, the learner sums up the episodes of the one before."""
         finished: list[Finished] = []
         before = log[:0]
         for first in range(0, len(log), CHUNK):
             piece = log[first : first + CHUNK]
             self.pool.begin("rollout", partial(_piece, len(piece), once))
-            finished += self._accounts(before)
+            finished += self._finished(before)
             self.pool.end()
             before = piece
-        return finished + list(self._accounts(before))
+        return finished + list(self._finished(before))
 
-    def _together(self, log: np.ndarray, after: Callable[[np.ndarray], None]) -> list[Finished]:
+    def _step_by_step(self, log: np.ndarray, after: Callable[[np.ndarray], None]) -> list[Finished]:
         finished: list[Finished] = []
         for rows in log:
             self.pool.move()
-            finished += self._accounts(rows[None])
+            finished += self._finished(rows[None])
             after(rows)
         return finished
 
-    def _accounts(self, piece: np.ndarray) -> Iterator[Finished]:
+    def _finished(self, piece: np.ndarray) -> Iterator[Finished]:
         reward, success = piece["reward"].copy(), piece["success"].copy()
         done = piece["terminated"] | piece["truncated"]
-        first = 0
+        sums, first = self.pool.episodes, 0
         for t in np.flatnonzero(done.any(axis=1)).tolist():
-            self.pool.add(reward[first : t + 1], success[first : t + 1])
-            yield Finished(np.flatnonzero(done[t]), self.pool.ended(done[t], success[t]))
+            sums.add(reward[first : t + 1], success[first : t + 1])
+            yield Finished(np.flatnonzero(done[t]), sums.end(done[t], success[t]))
             first = t + 1
-        self.pool.add(reward[first:], success[first:])
+        sums.add(reward[first:], success[first:])
 
 
 def _piece(steps: int, once: bool, part: slice) -> tuple[int, bool]:

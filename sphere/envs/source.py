@@ -12,17 +12,17 @@ from sphere import envs
 from sphere.algos.learner import Data, DataSpec
 from sphere.algos.source import Outcomes, Source, States, Wanted
 from sphere.envs import heldout
+from sphere.envs.handles import cores
 from sphere.envs.player import COLUMNS, Player, outcomes, steps_by_learner, unit_noise
 from sphere.envs.pool import MANY, Pool
 from sphere.envs.rollouts import Rollouts
 from sphere.envs.statistics import Statistics, seen, standardised
 from sphere.envs.turns import Turns
-from sphere.envs.worker import cores
 from sphere.errors import in_range
 
 TOGETHER = 2
-"""Runs of a group where groups overlap. The fewer, the shorter their cores are idle while they learn; but an update of five
-runs takes only half as long again as that of one, so the GPU wants more than one."""
+"""Runs of a group where groups overlap. The fewer, the shorter their cores are idle while they learn; but an update of
+five runs takes only half as long again as that of one, so the GPU wants more than one."""
 
 
 def task_name(task: str) -> str:
@@ -31,12 +31,12 @@ def task_name(task: str) -> str:
 
 @dataclass(frozen=True)
 class Environments:
-    """Environments in worker processes. Settings of a suite: None is its own default, and one it does not have is refused."""
+    """Environments in worker processes. Settings of a suite: None is its default; one that it lacks is refused."""
 
     kind: ClassVar[str] = "environments"
 
     goals: Literal["random", "frozen"] | None = None
-    """MetaWorld: a new seeded goal every episode, or one for ever."""
+    """MetaWorld: a new seeded goal every episode, or always the same one."""
     horizon: int | None = None
     """Steps of an episode: MetaWorld 500 unless said otherwise (200 in Continual World), HumanoidBench 1000."""
     one_hot: bool | None = None
@@ -44,11 +44,11 @@ class Environments:
     normalise_observations: bool = False
     """Running mean and variance of the observations, clipped at 10 (VecNormalize); rewards are never normalised."""
     workers: int | None = None
-    """Simulator processes of a group of runs; default: all cores, divided among groups that overlap; below eight cores the
-    learner is one of them. Results do not depend on it."""
+    """Simulator processes of a group of runs; default: all cores, divided among groups that overlap; below eight cores
+    the learner is one of them. Results do not depend on it."""
     overlap: bool | None = None
-    """Let some runs collect while others learn; default: where a GPU learns and there are eight cores or more. Results do not
-    depend on it but for rounding."""
+    """Let some runs collect while others learn; default: where a GPU learns and there are eight cores or more. Results
+    do not depend on it but for rounding."""
 
     unimportant: ClassVar[tuple[str, ...]] = ("workers", "overlap")
     """Settings on which results do not depend."""
@@ -96,8 +96,8 @@ class Environments:
             return mine if mine > 1 else 0  # on a single core a process beside the learner gains nothing
         if groups == 2:
             return max(1, mine // 2)
-        # Some group is always learning, so a quarter more than there are cores; none, if possible, with environments of two
-        # runs: two policies take half as long again as one.
+        # Some group is always learning, so a quarter more than there are cores; none, if possible, with environments of
+        # two runs: two policies take half as long again as one.
         share = -(-5 * mine // (4 * groups))
         return max(1, share - share % TOGETHER)
 
@@ -138,7 +138,7 @@ class EnvironmentSource:
     evaluation: Player | None = None
     """Its environments for evaluation, once they are needed."""
     done: int = 0
-    """Iterations before the one that it is at: whoever is behind goes first."""
+    """Its iterations before the present one: the source that is furthest behind goes first."""
     obs: np.ndarray = field(init=False)  # [run, env, obs], normalised if statistics are kept
     statistics: Statistics | None = field(init=False)
     online: np.ndarray = field(init=False)  # [run, state, obs], of the last rollout
@@ -185,7 +185,7 @@ class EnvironmentSource:
 
     def collect(self, policy: Any, iteration: int) -> tuple[Data, Outcomes]:
         self.done = iteration
-        policy = jax.block_until_ready(policy)  # nobody keeps cores waiting for a network
+        policy = jax.block_until_ready(policy)  # first: no cores are reserved while a network is still being computed
         with self.turns.taken(iteration):
             data, found = self.sample(policy, self.steps, iteration)
         self.online = self._sample(data["obs"])

@@ -1,4 +1,4 @@
-"""Running mean and variance of observations, as VecNormalize keeps them."""
+"""What is summed up step by step: moments of the observations, and the episodes under way."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from sphere.envs.policy import normalised
 
 @dataclass
 class Statistics:
-    """Of each run's observations: float64, merged batch by batch."""
+    """Running moments of each run's observations, as VecNormalize keeps them: float64, merged batch by batch."""
 
     mean: np.ndarray  # [run, obs]
     var: np.ndarray
@@ -46,3 +46,34 @@ def standardised(states: np.ndarray) -> np.ndarray:
     wide = states.astype(np.float64)
     apart, spread = wide - wide.mean(axis=0), wide.std(axis=0)
     return np.divide(apart, spread, out=np.zeros_like(wide), where=spread > 0).astype(np.float32)
+
+
+class EpisodeSums:
+    """Return, length and success so far of the episode that each environment is in."""
+
+    def __init__(self, envs: int) -> None:
+        self.returns, self.length, self.success_once = np.zeros(envs), np.zeros(envs, np.int64), np.zeros(envs, bool)
+
+    def restart(self, where: np.ndarray | slice) -> None:
+        self.returns[where], self.length[where], self.success_once[where] = 0, 0, False
+
+    def restore(self, returns: np.ndarray, length: np.ndarray, success_once: np.ndarray) -> None:
+        self.returns, self.length, self.success_once = returns.copy(), length.copy(), success_once.copy()
+
+    def add(self, reward: np.ndarray, success: np.ndarray) -> None:
+        """Add steps [time, env]; only the last of them may end an episode."""
+        for row in reward:  # one after another: the sum of several at once is rounded differently
+            self.returns += row
+        self.length += len(reward)
+        self.success_once |= success.any(axis=0)
+
+    def end(self, done: np.ndarray, success: np.ndarray) -> dict[str, np.ndarray]:
+        """The numbers of the episodes that the last step ended; the next ones start from zero."""
+        episode = {
+            "r": np.where(done, self.returns, 0.0),
+            "l": np.where(done, self.length, 0),
+            "success_once": done & self.success_once,
+            "success_at_end": done & success,
+        }
+        self.restart(done)
+        return episode

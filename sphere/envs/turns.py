@@ -1,7 +1,7 @@
-"""Who may use the cores: as many groups as fill them, those that are furthest behind first.
+"""Which groups may use the cores: as many as fill them, those that are furthest behind first.
 
-All groups at once would share the cores evenly. Then the one whose steps cost most is the last in every iteration, sooner or
-later all wait for it, and it alone does not fill the machine.
+All groups at once would share the cores evenly. Then the group whose steps cost most is the last in every iteration.
+Sooner or later all others wait for it, and it alone does not fill the machine.
 """
 
 import threading
@@ -19,7 +19,7 @@ class Turns:
 
     @contextmanager
     def taken(self, done: int) -> Iterator[None]:
-        """A place, for somebody who has done so much; of those who wait, who has done least goes first."""
+        """Hold a place. Of the groups that wait, the one with the fewest iterations (`done`) gets the next."""
         with self._changed:
             self._arrivals += 1
             mine = (done, self._arrivals)

@@ -10,8 +10,9 @@ from sphere.envs.pool import Pool
 
 
 class PoolVecEnv(VecEnv):
-    """Episodes end as in SB3: `obs` is the first of the next one, `infos[i]["terminal_observation"]` the last, a time limit is
-    `TimeLimit.truncated`, and `infos[i]["episode"]` has r, l and the outcomes of the suite. Closing it closes the pool."""
+    """Episodes end as in SB3: `obs` is the first of the next one, `infos[i]["terminal_observation"]` the last, a time
+    limit is `TimeLimit.truncated`, and `infos[i]["episode"]` has r, l and the outcomes of the suite. Closing it closes
+    the pool."""
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool

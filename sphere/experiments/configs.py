@@ -14,7 +14,8 @@ from sphere.experiments.arms import Arm
 from sphere.experiments.experiment import Scale
 from sphere.presets import preset
 from sphere.report.labels import number
-from sphere.storage.fleet_directory import UNIMPORTANT, flatten
+from sphere.storage.files import flatten
+from sphere.storage.fleet_directory import UNIMPORTANT
 from sphere.training.progress import plural
 from sphere.training.settings import Evaluation, FleetConfig, from_json, to_json
 from sphere.variants import ALL_EXPERTS

@@ -16,7 +16,7 @@ class Job:
 
     @property
     def total_iterations(self) -> int:
-        return len(self.config.tasks) * self.config.iterations_per_task
+        return self.config.total_iterations
 
     @property
     def steps(self) -> int:

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sphere.envs.worker import leave_with
+from sphere.envs.worker import exit_with_parent
 from sphere.launch.jobs import Job, work
 from sphere.launch.launchers import Failure, say
 from sphere.training.loop import Interrupted
@@ -126,7 +126,7 @@ def _stoppable() -> Iterator[None]:
 
 def main() -> None:
     """The child process: its argument is the parent's process id; settings and directory come from standard input."""
-    leave_with(int(sys.argv[1]))
+    exit_with_parent(int(sys.argv[1]))
     config, directory = json.load(sys.stdin)
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # the GPU is shared
     code = 0

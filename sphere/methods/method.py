@@ -153,3 +153,12 @@ class Method:
 
 def overrides(method: Method, hook: str) -> bool:
     return getattr(type(method), hook) is not getattr(Method, hook)
+
+
+def check_methods(methods: tuple[Method, ...], nets: Mapping[Role, NetConfig]) -> None:
+    """Refuse methods that exclude each other or could have no effect on these networks."""
+    balancing = [method.name for method in methods if overrides(method, "gradient")]
+    if len(balancing) > 1:
+        raise ValueError(f"{' and '.join(balancing)} both weigh their loss by gradients; choose one")
+    for method in methods:
+        method.check(nets)

@@ -31,8 +31,8 @@ class SpectralNorm(Method):
         for role in self.placed(nets):
             if self.layers == "inner" and nets[role].depth < 2:
                 raise ValueError(
-                    f"spectral-norm has no effect on the {role}: it acts on hidden layers after the first, and depth is "
-                    f"{nets[role].depth}; use depth 2 or more, or layers 'hidden'"
+                    f"spectral-norm has no effect on the {role}: it acts on hidden layers after the first, and "
+                    f"depth is {nets[role].depth}; use depth 2 or more, or layers 'hidden'"
                 )
 
     def _kernels(self, mlp: MLP) -> list[Any]:

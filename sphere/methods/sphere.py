@@ -23,7 +23,7 @@ class Sphere(PenaltyConfig, Method):
         super().check(nets)
         if self.variant == "layer-entropy" and self.coefficient == "loss-ratio":
             raise ValueError(
-                "penalty variant 'layer-entropy' may be negative or zero, and a coefficient by the ratio of losses divides by "
+                "penalty variant 'layer-entropy' may be negative or zero, and the coefficient loss-ratio divides by "
                 "it; use the coefficient gradient-norm or fixed"
             )
         if self.variant == "gate":

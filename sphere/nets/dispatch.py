@@ -3,6 +3,11 @@
 *Dense*: every expert sees every sample; the bank is [experts, n, ·]. Few, large products: best on a GPU with few
 experts. *Grouped*: tokens are sorted by expert into blocks of equal size, each block meets a copy of its expert's
 parameters, and work follows K and not E; the bank is [blocks, block, ·].
+
+Outputs, gradients and traces are the same up to rounding, and each way is the other's test. `pick_compute` in
+`moe.py` takes one: dense unless it wastes more than the sorting costs. On a GPU, where products are cheap and adding
+up the gradients of copies in a fixed order is not, that is the case only if a layer's features would take more than a
+gigabyte. Variants of the penalty that look at experts which were not chosen need dense, and say so.
 """
 
 from collections.abc import Callable

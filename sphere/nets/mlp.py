@@ -32,7 +32,7 @@ def readable(arguments: Mapping[str, Any]) -> None:
         each = f"a row of {shape[0]} numbers" if len(shape) == 1 else f"an array of shape {shape}"
         raise ValueError(
             f"x has shape {found}, wanted [n, {', '.join(map(str, shape))}]: {each} for each sample; "
-            "give the observations that the network was built for, one state as x[None], and several batches by jax.vmap"
+            "give the observations that the network was built for, one state as x[None], several batches by jax.vmap"
         )
 
 

@@ -6,6 +6,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from sphere.storage.files import flatten
+
 # Scores
 
 
@@ -113,16 +115,6 @@ def method_settings(config: Mapping[str, Any], varying: Sequence[str]) -> dict[s
         setting = found.pop(f"learner.{name}", None)
         if (value := config["numbers"].get(name, setting)) is not None:
             found[name] = number(value)
-    return found
-
-
-def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in settings.items():
-        if isinstance(value, Mapping) and value:
-            found |= flatten(value, f"{prefix}{name}.")
-        else:
-            found[prefix + name] = value
     return found
 
 

@@ -12,11 +12,12 @@ from sphere.report.chart_data import chart_data, dump
 from sphere.report.comparison import Comparison, comparisons
 from sphere.report.comparison_tables import tables
 from sphere.report.elements import EMPTY, Markup, element, region, two_columns
-from sphere.report.labels import flatten, spell
+from sphere.report.labels import spell
 from sphere.report.load import load
 from sphere.report.run import Loaded, Run
 from sphere.report.sections import section, suite_name
 from sphere.report.tables import Table
+from sphere.storage.files import flatten
 from sphere.storage.provenance import devices
 from sphere.storage.run_directory import EPISODES, METRICS
 from sphere.training.progress import plural

@@ -2,9 +2,7 @@
 
 A checkpoint is an ordinary uncompressed .npz: each array of a pytree under `tree/` and its path
 (`tree/actor/layers/0/weight`), and `manifest`, JSON bytes with the step, the caller's `meta`, what every leaf
-is, and the values of Python scalars. The file ends in the sha256 of everything before it, in hex, as the
-zip's comment. So one rename publishes a file with its checksum, numpy opens it like any other, and
-`head -c -64 FILE | sha256sum` tells what `tail -c 64 FILE` must be.
+is, and the values of Python scalars. `files.write_arrays` writes it and adds a checksum at its end.
 
 The checksum finds damage, not forgery. But nothing in a file is ever unpickled, and what is restored must
 have the names, shapes and dtypes of the caller's tree: a forged file can hold wrong numbers, not run code.
@@ -12,24 +10,20 @@ have the names, shapes and dtypes of the caller's tree: a forged file can hold w
 One process writes to a directory; `files.lock_directory` sees to that.
 """
 
-import hashlib
 import json
 import logging
-import os
 import re
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sphere.storage.files import atomic_write
+from sphere.storage.files import read_arrays, write_arrays
 
 FORMAT = 1
-DIGEST_BYTES = 64  # sha256 in hex
 ASIDE = ".damaged"
 ARRAYS = (jax.Array, np.ndarray, np.generic)
 SCALARS = (bool, int, float, str)
@@ -83,8 +77,7 @@ def save(directory: Path, step: int, tree: Any, meta: dict[str, Any]) -> Path:
     members |= {f"tree/{name}": _storable(np.asarray(array)) for name, array in arrays.items()}
 
     path = directory / f"checkpoint-{step:012d}.npz"
-    with atomic_write(path) as file:
-        _write(file, members)
+    write_arrays(path, members)
 
     # A file of a later step is of a future that did not happen: it was damaged, the run resumed before it.
     for other in [*checkpoints(directory), *directory.glob(f"checkpoint-*.npz{ASIDE}")]:
@@ -94,7 +87,7 @@ def save(directory: Path, step: int, tree: Any, meta: dict[str, Any]) -> Path:
 
 
 def set_aside(directory: Path, step: int) -> None:
-    """Files of later steps are damaged and would push out good ones: no checkpoints any more. The next `save` removes them."""
+    """Rename files of later steps: they are damaged and would push out good ones. The next `save` removes them."""
     for path in checkpoints(directory):
         if _step(path) > step:
             path.rename(path.with_name(path.name + ASIDE))
@@ -105,20 +98,28 @@ def load_latest(
 ) -> Checkpoint:
     """The newest undamaged checkpoint; damaged ones on the way are warned about and noted.
 
-    `like` is a tree as a fresh start builds it; `like_for` makes it from the file's `meta`, where sizes depend on that. A
-    checkpoint that does not fit it is an error and is not passed over: the settings are wrong, and an older file would
-    not fit either.
+    `like` is a tree as a fresh start builds it; `like_for` makes it from the file's `meta`, where sizes depend on that.
+    A checkpoint that does not fit it is an error and is not passed over: the settings are wrong, and an older file
+    would not fit either.
     """
-    notes: list[str] = []
-    for path in reversed(checkpoints(directory)):
-        try:
-            return load(path, like, like_for=like_for)._replace(notes=notes)
-        except Damaged as error:
-            notes.append(str(error))
-            log.warning("%s; trying the checkpoint before it", error)
+    found, notes = _newest(directory, lambda path: load(path, like, like_for=like_for))
+    if found is not None:
+        return found._replace(notes=notes)
     if not notes:
         raise FileNotFoundError(f"no checkpoint-*.npz in {directory}: nothing saved yet, start from the beginning")
     raise CheckpointError("\n".join([f"no usable checkpoint in {directory}; start again elsewhere", *notes]))
+
+
+def _newest(directory: Path, read: Callable[[Path], Any]) -> tuple[Any, list[str]]:
+    """The first that can be read, newest first (None: none), and why those before it could not."""
+    notes: list[str] = []
+    for path in reversed(checkpoints(directory)):
+        try:
+            return read(path), notes
+        except Damaged as error:
+            notes.append(str(error))
+            log.warning("%s; trying the checkpoint before it", error)
+    return None, notes
 
 
 def load(path: Path, like: Any = None, *, like_for: Callable[[dict[str, Any]], Any] | None = None) -> Checkpoint:
@@ -146,14 +147,14 @@ def load(path: Path, like: Any = None, *, like_for: Callable[[dict[str, Any]], A
 
 
 class Contents(NamedTuple):
-    """All arrays of a checkpoint by name, where nobody has built a tree for them."""
+    """All arrays of a checkpoint by name, where there is no tree to load them into."""
 
     arrays: dict[str, np.ndarray]
     meta: dict[str, Any]
     path: Path
 
     def part(self, name: str) -> dict[str, Any]:
-        """What stands under a name, as nested dictionaries."""
+        """What is saved under a name, as nested dictionaries."""
         found: dict[str, Any] = {}
         for key, array in self.arrays.items():
             if key.startswith(f"tree/{name}/"):
@@ -167,19 +168,20 @@ class Contents(NamedTuple):
 
 def read_latest(directory: Path) -> Contents:
     """The arrays of the newest undamaged checkpoint."""
-    for path in reversed(checkpoints(directory)):
-        try:
-            manifest, arrays = _read(path)
-            return Contents(arrays, manifest["meta"], path)
-        except Damaged as error:
-            log.warning("%s; trying the checkpoint before it", error)
+
+    def contents(path: Path) -> Contents:
+        manifest, arrays = _read(path)
+        return Contents(arrays, manifest["meta"], path)
+
+    if (found := _newest(directory, contents)[0]) is not None:
+        return found
     raise FileNotFoundError(
         f"no usable checkpoint in {directory}: copies made by sphere export have none; name the fleet's own directory"
     )
 
 
 def select(saved: Contents, name: str, like: Any) -> Any:
-    """What stands under a name, in the form of `like`: arrays, or only their shapes."""
+    """What is saved under a name, in the form of `like`: arrays, or only their shapes."""
     leaves = _named_leaves(like)
     found = []
     for key, leaf in leaves.items():
@@ -264,42 +266,9 @@ def _restore(name: str, like: Any, scalars: dict[str, Any], arrays: dict[str, np
     return jax.random.wrap_key_data(restored, impl=jax.random.key_impl(like)) if _is_key(like) else restored
 
 
-def _write(file: IO[bytes], members: dict[str, np.ndarray]) -> None:
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-        archive.comment = b"0" * DIGEST_BYTES
-        for name, array in members.items():
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, array, allow_pickle=False)
-    length = file.seek(0, os.SEEK_END) - DIGEST_BYTES
-    digest = _digest(file, length)
-    file.seek(length)
-    file.write(digest)
-
-
-def _digest(file: IO[bytes], length: int) -> bytes:
-    """sha256 of the first `length` bytes; leaves the file there."""
-    sha = hashlib.sha256()
-    file.seek(0)
-    while length > 0 and (block := file.read(min(length, 1 << 20))):
-        sha.update(block)
-        length -= len(block)
-    return sha.hexdigest().encode()
-
-
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    arrays = {}
     try:
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            if _digest(file, size - DIGEST_BYTES) != file.read():
-                raise ValueError(f"its {size} bytes do not match the sha256 at its end")
-            with zipfile.ZipFile(file) as archive:
-                for info in archive.infolist():
-                    if info.compress_type != zipfile.ZIP_STORED:  # else a small file could fill the memory
-                        raise ValueError(f"{info.filename} is compressed")
-                    with archive.open(info) as member:
-                        array = np.lib.format.read_array(member, allow_pickle=False)
-                    arrays[info.filename.removesuffix(".npy")] = array
+        arrays = read_arrays(path)
         manifest = json.loads(arrays["manifest"].tobytes())
         if manifest["format"] == FORMAT:
             parts = {"step": int, "meta": dict, "leaves": dict, "scalars": dict}

@@ -13,7 +13,7 @@ TRAINING = b'"train/policy_loss"'
 
 
 def runs(paths: Iterable[Path], out: Path) -> Iterator[tuple[Path, Path]]:
-    """Every run at or below some paths but not in `out`, and its path relative to the directory above what was named."""
+    """Every run at or below the paths but not in `out`, and its path relative to the parent of the path named."""
     for path in paths:
         place, target = path.resolve(), out.resolve()
         if target in (place, place.parent):

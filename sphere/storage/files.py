@@ -1,4 +1,4 @@
-"""Files as everything here writes them: whole or not at all, by one process at a time, as strict JSON.
+"""Files as everything here writes them: whole or not at all, by one process at a time, as strict JSON or as arrays.
 
 JSON has no NaN and no infinity. They are written as the strings "nan", "inf" and "-inf", not as null: a loss that
 overflowed and one that was 0/0 are different faults. The readers turn them back into floats.
@@ -6,10 +6,12 @@ overflowed and one that was 0/0 are different faults. The readers turn them back
 
 import dataclasses
 import fcntl
+import hashlib
 import json
 import math
 import os
 import socket
+import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +21,8 @@ import numpy as np
 
 FORMAT = 2
 """Of config.json and fleet.json. Format 1 was flat and named PPO's settings only; `migrate.py` translates it."""
+
+DIGEST_BYTES = 64  # sha256 in hex
 
 NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
@@ -95,3 +99,59 @@ def plain(value: Any) -> Any:
             return plain(float(str(scalar)))  # 0.1, not 0.10000000149011612: the shortest with the same bits
         return plain(float(scalar) if isinstance(scalar, np.floating) else scalar.item())
     raise TypeError(f"cannot write {value!r:.80} ({type(value).__name__}) as JSON; give numbers, strings, lists")
+
+
+def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Settings by their full names: "learner.actor.experts" -> 10."""
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            found |= flatten(value, f"{prefix}{name}.")
+        else:
+            found[prefix + name] = value
+    return found
+
+
+def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """An uncompressed .npz that ends in the sha256 of everything before it, in hex, as the zip's comment.
+
+    So one rename publishes a file with its checksum, numpy opens it like any other, and `head -c -64 FILE | sha256sum`
+    tells what `tail -c 64 FILE` must be.
+    """
+    with atomic_write(path) as file:
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+            archive.comment = b"0" * DIGEST_BYTES
+            for name, array in arrays.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, array, allow_pickle=False)
+        length = file.seek(0, os.SEEK_END) - DIGEST_BYTES
+        found = digest(file, length)
+        file.seek(length)
+        file.write(found)
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """What `write_arrays` has written; whatever is wrong with the file raises an exception of some kind."""
+    arrays = {}
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        if digest(file, size - DIGEST_BYTES) != file.read():
+            raise ValueError(f"its {size} bytes do not match the sha256 at its end")
+        with zipfile.ZipFile(file) as archive:
+            for info in archive.infolist():
+                if info.compress_type != zipfile.ZIP_STORED:  # else a small file could fill the memory
+                    raise ValueError(f"{info.filename} is compressed")
+                with archive.open(info) as member:
+                    array = np.lib.format.read_array(member, allow_pickle=False)
+                arrays[info.filename.removesuffix(".npy")] = array
+    return arrays
+
+
+def digest(file: IO[bytes], length: int) -> bytes:
+    """sha256 of the first `length` bytes; leaves the file there."""
+    sha = hashlib.sha256()
+    file.seek(0)
+    while length > 0 and (block := file.read(min(length, 1 << 20))):
+        sha.update(block)
+        length -= len(block)
+    return sha.hexdigest().encode()

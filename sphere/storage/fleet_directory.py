@@ -1,4 +1,4 @@
-"""What a fleet writes: a run directory for each run, TensorBoard event files in it, and Weights & Biases if asked for."""
+"""What a fleet writes: a directory for each run, with TensorBoard event files, and Weights & Biases if asked for."""
 
 import importlib
 import json
@@ -27,23 +27,12 @@ class RunRecord(NamedTuple):
     """What goes into config.json."""
 
 
-def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Settings by their full names: "learner.actor.experts" -> 10."""
-    found: dict[str, Any] = {}
-    for name, value in settings.items():
-        if isinstance(value, Mapping) and value:
-            found |= flatten(value, f"{prefix}{name}.")
-        else:
-            found[prefix + name] = value
-    return found
-
-
 def _check_same(path: Path, settings: Mapping[str, Any]) -> None:
     """A run goes on with the settings that its records name."""
     try:
-        before, now = flatten(run_directory.read_config(path)["settings"]), flatten(files.plain(settings))
+        before, now = files.flatten(run_directory.read_config(path)["settings"]), files.flatten(files.plain(settings))
     except (OSError, ValueError, TypeError, KeyError):
-        return  # not there, damaged or of another version: whether it fits is the checkpoint's to say
+        return  # not there, damaged or of another version: the checkpoint decides whether it fits
     if changed := [name for name in now if name not in UNIMPORTANT and now[name] != before.get(name)]:
         raise ValueError(
             f"{path / 'config.json'} has another {', '.join(changed)} than {FLEET} says now; a fleet goes on with the "
@@ -52,13 +41,13 @@ def _check_same(path: Path, settings: Mapping[str, Any]) -> None:
 
 
 def check_nothing_is_lost(directory: Path, names: Sequence[str], resume: bool) -> None:
-    """Before anything is written. A fleet that starts, or starts over for want of a checkpoint, empties its records: it may
-    where it was killed before the first checkpoint was due, and nowhere else."""
+    """To be called before anything is written. A fleet that starts, or starts over without a checkpoint, empties its
+    records. It may do so only if it was killed before the first checkpoint was due."""
     if not resume:
         if there := sorted(path.parent.name for path in directory.glob("*/config.json")):
             raise FileExistsError(
-                f"{directory} holds records of runs ({', '.join(there[:3])}{', ...' if len(there) > 3 else ''}) and no fleet "
-                "to go on with; choose another directory"
+                f"{directory} holds records of runs ({', '.join(there[:3])}{', ...' if len(there) > 3 else ''}) and no "
+                "fleet to go on with; choose another directory"
             )
         return
     if checkpoint.checkpoints(directory):
@@ -69,8 +58,8 @@ def check_nothing_is_lost(directory: Path, names: Sequence[str], resume: bool) -
         events = run_directory.read_events(path) if (path / run_directory.METRICS).exists() else []
         if events and events[-1]["step"] > _first_checkpoint(path):
             raise FileNotFoundError(
-                f"{path} has records up to step {events[-1]['step']:,}, and {directory} has no checkpoint to go on from; "
-                "starting over would empty them: bring checkpoint-*.npz back, or train into another directory"
+                f"{path} has records up to step {events[-1]['step']:,}, and {directory} has no checkpoint to go on "
+                "from; starting over would empty them: bring checkpoint-*.npz back, or train into another directory"
             )
 
 
@@ -80,7 +69,7 @@ def _first_checkpoint(path: Path) -> int:
         config = run_directory.read_config(path)
         return min(config["settings"]["checkpoint_every"] * config["iteration_steps"], config["task_steps"])
     except (OSError, ValueError, TypeError, KeyError):
-        return 0  # what it does not say cannot excuse it
+        return 0  # not readable: assume that a checkpoint was due
 
 
 class FleetDirectory:
@@ -107,8 +96,8 @@ class FleetDirectory:
         self.boards: list[EventWriter] = []
 
     def begin(self, positions: list[dict[str, int]] | None, resumed_at: int | None, *, over: bool = False) -> list[str]:
-        """Open the records, of a resumed fleet cut back to a checkpoint; what is worth telling about that. `over`: nothing is
-        going to be trained, so this machine has no part in the numbers."""
+        """Open the records, of a resumed fleet cut back to a checkpoint; what is worth telling about that. `over`:
+        nothing is going to be trained, so this machine has no part in the numbers."""
         changed: list[str] = []
         for index, run in enumerate(self.runs):
             if positions is not None:
@@ -164,8 +153,8 @@ def read_fleet(directory: Path) -> dict[str, Any]:
 
 
 def _wandb_runs(directory: Path, records: Sequence[RunRecord], project: str) -> list[Any]:
-    """One run of Weights & Biases per run of the fleet. It is found again on resume by an id that is kept in the directory: a
-    name would be that of another fleet's run as soon as two directories are called alike."""
+    """One run of Weights & Biases per run of the fleet. It is found again on resume by an id that is kept in the
+    directory: a name would be that of another fleet's run as soon as two directories are called alike."""
     wandb = check_wandb()
     if not (directory / WANDB).exists():  # a fleet that was begun by an earlier version goes on under its name
         name = directory.name if checkpoint.checkpoints(directory) else secrets.token_hex(4)

@@ -1,4 +1,4 @@
-"""What a result can depend on besides its settings: versions, commit, device. Also when a run is resumed with others."""
+"""What a result can depend on besides its settings: versions, commit, device; also how a resume changed them."""
 
 import importlib.metadata
 import json
@@ -79,7 +79,7 @@ def _version(package: str) -> str | None:
 
 
 def _git(root: Path) -> dict[str, Any] | None:
-    """The commit of the checkout at `root`; None if it is none, or a folder inside somebody else's."""
+    """The commit of the checkout at `root`; None if it is no checkout, or a folder inside another one."""
 
     def git(*arguments: str) -> str:
         command = ["git", "--no-optional-locks", "-C", str(root), *arguments]

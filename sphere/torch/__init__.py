@@ -7,7 +7,8 @@ Nothing here imports jax. Values and gradients are those of the JAX functions of
 - `penalised_backward(loss, penalty, params, rho)`: `loss.backward()` with the penalty's gradient added
 - `attach(module_or_params, rho)`: the same in a training loop that one does not own
 - `capture(model)`: expert features of Hugging Face mixtures
-- `effective_rank(matrix)`, `ntk_effective_rank(module, x)`, `ntk_gram`, `routing_health(features, experts, num_experts)`
+- `effective_rank(matrix)`, `ntk_effective_rank(module, x)`, `ntk_gram`
+- `routing_health(features, experts, num_experts)`
 - `TopK`: a mixture for policies
 """
 

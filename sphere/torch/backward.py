@@ -38,13 +38,15 @@ def penalised_backward(
       backward passes. `floor` says what happens to short gradients, see `sphere.torch.coefficient.strength`.
     - `loss-ratio`: lambda = rho * |loss| / (penalty + 1e-8), and `fixed`: lambda = rho. One backward pass; felt is NaN.
 
-    The penalty is added to the gradients of `params`; other parameters that the loss reaches get the loss's gradient. What
-    `.grad` held before stays (accumulation): each call sets lambda by its own batch. Clip afterwards. A tuple of penalties
-    has a lambda each, and may have a rho each. With a `scaler` gradients are scaled: go on with `scaler.unscale_(optimiser)`.
+    The penalty is added to the gradients of `params`; other parameters that the loss reaches get the loss's gradient.
+    What `.grad` held before stays (accumulation): each call sets lambda by its own batch. Clip afterwards. A tuple of
+    penalties has a lambda each, and may have a rho each. With a `scaler` gradients are scaled: go on with
+    `scaler.unscale_(optimiser)`.
 
-    With several processes say whose gradients are averaged: `ddp=model`, its DistributedDataParallel wrapper, makes both
-    gradients averages over processes (inside `no_sync` neither is); `ddp=False` if processes have models of their own.
-    For parameters sharded by `fully_shard` both are averages, by hooks of their own; take `params` before the forward pass.
+    With several processes say whose gradients are averaged: `ddp=model`, its DistributedDataParallel wrapper, makes
+    both gradients averages over processes (inside `no_sync` neither is); `ddp=False` if processes have models of their
+    own. For parameters sharded by `fully_shard` both are averages, by hooks of their own; take `params` before the
+    forward pass.
     """
     terms = tuple(penalty) if isinstance(penalty, tuple | list) else (penalty,)
     rhos = strengths.check(rho, floor, coefficient, KNOWN, len(terms))
@@ -95,7 +97,8 @@ def combine(
     sharded: bool,
     raise_for_nan: bool,
 ) -> tuple[list[float], list[float]]:
-    """Adds lambda times each penalty's gradient to `.grad`; the lambdas and how they are felt beside the task's gradient."""
+    """Adds lambda times each penalty's gradient to `.grad`; the lambdas, and their effect beside the task's
+    gradient."""
     if all(g is None for g in task):
         raise ValueError("the loss reaches none of the parameters; pass those of the model that made it")
     lengths = [ranks.length(gradients, sharded) / scale for gradients in (task, *added)]
@@ -185,6 +188,6 @@ def trainable(params: Iterable[Tensor]) -> list[Tensor]:
 def _result(
     loss: Tensor, terms: Sequence[Tensor], lambdas: Sequence[float], felt: Sequence[float], several: bool
 ) -> Penalised:
-    kind = {"dtype": torch.promote_types(loss.dtype, torch.float32), "device": loss.device}
+    kind: Any = {"dtype": torch.promote_types(loss.dtype, torch.float32), "device": loss.device}
     columns = [[term.detach() for term in terms], *([torch.tensor(v, **kind) for v in c] for c in (lambdas, felt))]
     return Penalised(loss.detach(), *(tuple(column) if several else column[0] for column in columns))

@@ -1,8 +1,9 @@
 """||phi phi^T||_F^2 of routed tokens in memory linear in their number, exact: blocks of rows, expert by expert.
 
-Row i of phi holds features[i, j] in the block of experts[i, j]. S = phi phi^T [n, n] is made a block of rows at a time and
-forgotten: as d||S||^2 / d features[i, j] = 4 sum over tokens (i', j') of the same expert of S_ii' features[i', j'], the
-gradient of a block's tokens is known as soon as its rows are. It is kept for the backward pass, as large as the features.
+Row i of phi holds features[i, j] in the block of experts[i, j]. S = phi phi^T [n, n] is made a block of rows at a time
+and forgotten: as d||S||^2 / d features[i, j] = 4 sum over tokens (i', j') of the same expert of S_ii' features[i', j'],
+the gradient of a block's tokens is known as soon as its rows are. It is kept for the backward pass, as large as the
+features.
 
 Experts with about the same load are multiplied together: within a group none has more than twice the tokens of another.
 """
@@ -90,10 +91,10 @@ def _groups(counts: list[int], device: torch.device) -> Iterator[tuple[list[int]
         if count:
             by_load.setdefault(count.bit_length(), []).append(expert)
     for group in by_load.values():
-        count = torch.tensor([counts[expert] for expert in group], device=device)[:, None]
+        load = torch.tensor([counts[expert] for expert in group], device=device)[:, None]
         start = torch.tensor([starts[expert] for expert in group], device=device)[:, None]
         place = torch.arange(max(counts[expert] for expert in group), device=device)[None, :]
-        yield group, torch.where(place < count, start + place, total)
+        yield group, torch.where(place < load, start + place, total)
 
 
 def _within(sample: Tensor, places: Tensor, empty: int, first: int, end: int, most: int) -> Tensor:

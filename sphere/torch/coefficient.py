@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ _warned = False
 
 
 def strength(task: float, penalty: float, rho: float, floor: float | None) -> float:
-    """lambda = rho * ||grad task|| / ||grad penalty||, so that the penalty's gradient is rho times as long as the task's.
+    """lambda = rho * ||grad task|| / ||grad penalty||, so the penalty's gradient is rho times as long as the task's.
 
     `floor` None: as released, rho * t / (p + 1e-8), t and p being sqrt(length^2 + 1e-8), never below 1e-4. A number:
     rho * ||task|| / sqrt(||penalty||^2 + (floor * ||task||)^2), which does not depend on the scale of the loss.
@@ -39,7 +40,7 @@ def check(
     """A rho for each term."""
     if coefficient not in known:
         raise ValueError(f"coefficient {coefficient!r} is not known; use {', '.join(known[:-1])} or {known[-1]}")
-    rhos = list(rho) if isinstance(rho, tuple | list) else [rho] * terms
+    rhos: list[Any] = list(rho) if isinstance(rho, tuple | list) else [rho] * terms
     if len(rhos) != terms:
         raise ValueError(f"{len(rhos)} values of rho for a penalty of {terms} terms; give one, or one for each")
     for one in rhos:
@@ -61,7 +62,7 @@ def warn_if_far(rho: float, felt: float, task: float, penalty: float, floor: flo
     released = f"no length counts as less than {FLOOR:g}; pass floor=1e-12 for a relative floor"
     relative = f"floor={floor} of the task's is reached; pass a smaller one, or look why features hardly vary"
     warnings.warn(
-        f"rho is {rho:g} and the penalty is felt as {felt:.2g}: the task's gradient has length {task:.2g}, the penalty's "
-        f"{penalty:.2g}, and {released if floor is None else relative}",
+        f"rho is {rho:g} and the penalty is felt as {felt:.2g}: the task's gradient has length {task:.2g}, the "
+        f"penalty's {penalty:.2g}, and {released if floor is None else relative}",
         stacklevel=4,
     )

@@ -47,8 +47,8 @@ class Attached:
         self._removed = False
 
     def __call__(self, tensor: Tensor, penalty: Tensor) -> Tensor:
-        """The tensor unchanged; its backward pass will add the penalty. It must lie above all uses of the parameters that
-        the penalty depends on: the loss always does, and so does the output of the module that has them."""
+        """The tensor unchanged; its backward pass will add the penalty. It must lie above all uses of the parameters
+        that the penalty depends on: the loss always does, and so does the output of the module that has them."""
         if self._removed or self.rho == 0 or not torch.is_grad_enabled() or not tensor.requires_grad:
             return tensor
         if not penalty.requires_grad:
@@ -80,7 +80,7 @@ class Attached:
         self._added = found
         self._before = [None if w.grad is None else w.grad.clone() for w in self.params]
         # queued twice: once for the end of the pass, and once more to come after DistributedDataParallel's own
-        engine = Variable._execution_engine  # type: ignore[attr-defined]
+        engine = Variable._execution_engine
         engine.queue_callback(lambda: engine.queue_callback(self._finish))
 
     def _finish(self) -> None:
@@ -151,13 +151,13 @@ def attach(
     """
     module = target if isinstance(target, nn.Module) else None
     params = module.parameters() if module is not None else target
-    attached = Attached(params, rho, coefficient, floor, scaler, ddp)  # type: ignore[arg-type]
+    attached = Attached(params, rho, coefficient, floor, scaler, ddp)
     if module is None:
         return attached
     if penalty is None and not hasattr(module, "mixture"):
         raise ValueError(
-            f"{type(module).__name__} has no mixture: pass penalty=function(module, inputs, output), or let its forward "
-            "pass set self.mixture = sphere.torch.Mixture(features, experts, num_experts)"
+            f"{type(module).__name__} has no mixture: pass penalty=function(module, inputs, output), or let its "
+            "forward pass set self.mixture = sphere.torch.Mixture(features, experts, num_experts)"
         )
     measure = penalty or _of_mixture
 

@@ -1,7 +1,8 @@
 """`capture`: gate-weighted expert features of Hugging Face mixtures (transformers 5), with their gradients.
 
-Experts there are no modules but three-dimensional weights, run by a function from a registry. `capture` registers one that
-runs the model's own (eager, batched_mm or grouped_mm), operation by operation, and keeps what enters the down projection.
+Experts there are no modules but three-dimensional weights, run by a function from a registry. `capture` registers one
+that runs the model's own (eager, batched_mm or grouped_mm), operation by operation, and keeps what enters the down
+projection.
 """
 
 from collections.abc import Callable
@@ -46,7 +47,7 @@ class Captured:
             handle.remove()
         for block in self._blocks:
             del block.sphere_captured
-        self._model.set_experts_implementation(self._before)  # type: ignore[operator]
+        self._model.set_experts_implementation(self._before)
         self.mixtures = {}
 
     def __enter__(self) -> "Captured":
@@ -61,14 +62,15 @@ class Captured:
         self.mixtures, self._recording = {}, True
 
     def _end(self, *_: Any) -> None:
-        """Padding goes here, outside of checkpoints, which want the same operations in their second run: after this one."""
+        """Padding goes here, outside of checkpoints, which want the same operations in their second run: after this
+        one."""
         self._recording = False
         if self._mask is not None:
             self.mixtures = {name: _without(self._mask, mixture) for name, mixture in self.mixtures.items()}
 
     def keep(self, block: nn.Module, features: Tensor, experts: Tensor) -> None:
         if self._recording:
-            self.mixtures[self._blocks[block]] = Mixture(features, experts, block.num_experts)  # type: ignore[arg-type]
+            self.mixtures[self._blocks[block]] = Mixture(features, experts, block.num_experts)
 
 
 def _without(mask: Tensor, mixture: Mixture) -> Mixture:
@@ -79,12 +81,13 @@ def _without(mask: Tensor, mixture: Mixture) -> Mixture:
 
 
 def capture(model: nn.Module) -> Captured:
-    """Keeps the expert features of every forward pass of a transformers 5 mixture: Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE,
-    DeepSeek-V2, DeepSeek-V3, GPT-OSS and others whose experts use the registry. The outputs stay the same, bit for bit.
+    """Keeps the expert features of every forward pass of a transformers 5 mixture: Mixtral, Qwen2-MoE, Qwen3-MoE,
+    OLMoE, DeepSeek-V2, DeepSeek-V3, GPT-OSS and others whose experts use the registry. The outputs stay the same, bit
+    for bit.
 
-    Tokens that a two-dimensional `attention_mask` leaves out are left out; experts that are always on are not routed and not
-    captured. Gradient checkpointing must be the one without reentrance, the default of transformers 5: the other runs its
-    forward pass without gradients, and the penalty then says that it has none.
+    Tokens that a two-dimensional `attention_mask` leaves out are left out; experts that are always on are not routed
+    and not captured. Gradient checkpointing must be the one without reentrance, the default of transformers 5: the
+    other runs its forward pass without gradients, and the penalty then says that it has none.
     """
     if hasattr(model, "module"):
         raise ValueError(f"{type(model).__name__} wraps a model; pass the model inside, as model.module")
@@ -102,13 +105,13 @@ def capture(model: nn.Module) -> Captured:
         raise ValueError("the experts are spread over processes, each of which sees some of them: not supported")
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-    before = model.get_experts_implementation()  # type: ignore[operator]
+    before = model.get_experts_implementation()
     inner = {block: _implementation(block) for block in blocks}
     ALL_EXPERTS_FUNCTIONS.register(NAME, _captured_forward)
-    model.set_experts_implementation(NAME)  # type: ignore[operator]
+    model.set_experts_implementation(NAME)
     captured = Captured(model, blocks, before)
     for block in blocks:
-        block.sphere_captured = (captured, inner[block])  # type: ignore[assignment]
+        block.sphere_captured = (captured, inner[block])
     return captured
 
 
@@ -116,8 +119,8 @@ def _is_bank(block: nn.Module) -> bool:
     return all(hasattr(block, name) for name in ("down_proj", "num_experts", "has_gate", "is_transposed"))
 
 
-def _implementation(block: nn.Module) -> Callable[..., tuple[Tensor, Tensor]]:
-    name = block.config._experts_implementation or "eager"  # type: ignore[union-attr]
+def _implementation(block: Any) -> Callable[..., tuple[Tensor, Tensor]]:
+    name = block.config._experts_implementation or "eager"
     known = {"eager": _eager, "batched_mm": _batched, "grouped_mm": _grouped}
     if name not in known:
         raise ValueError(
@@ -128,7 +131,7 @@ def _implementation(block: nn.Module) -> Callable[..., tuple[Tensor, Tensor]]:
 
 
 def _captured_forward(block: nn.Module, hidden: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
-    captured, inner = block.sphere_captured  # type: ignore[misc]
+    captured, inner = block.sphere_captured
     output, features = inner(block, hidden, experts, weights)
     # computed also where nobody keeps it: a checkpoint wants the same operations when it runs a block again
     captured.keep(block, features * weights[:, :, None], experts)

@@ -25,8 +25,8 @@ class Bank(nn.Module):
 class TopK(nn.Module):
     """output_i = sum over the `top_k` best experts e of softmax_e(gate(x_i)) expert_e(x_i), softmax over the chosen.
 
-    Gate and experts are MLPs of `depth` hidden layers of `width` units with ReLU. Every expert is computed on every row,
-    the cheapest way for policies. After a call `mixture` holds what the penalty needs.
+    Gate and experts are MLPs of `depth` hidden layers of `width` units with ReLU. Every expert is computed on every
+    row, the cheapest way for policies. After a call `mixture` holds what the penalty needs.
     """
 
     def __init__(

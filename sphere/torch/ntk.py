@@ -35,10 +35,10 @@ def ntk_effective_rank(
 ) -> Estimate:
     """r_e(K), spectral plasticity: in how many directions an update can move the outputs on the samples x.
 
-    `exact` forms the Jacobian, `slq` estimates by stochastic Lanczos quadrature with `probes` random vectors and `depth`
-    steps (the paper's way), `auto` is exact up to 2^28 numbers in the Jacobian. `params`: by which parameters, all that
-    are trained if None (leave out a policy's log standard deviation). `forward(module, x)` gives [n] or [n, ...] where the
-    module does not.
+    `exact` forms the Jacobian, `slq` estimates by stochastic Lanczos quadrature with `probes` random vectors and
+    `depth` steps (the paper's way), `auto` is exact up to 2^28 numbers in the Jacobian. `params`: by which parameters,
+    all that are trained if None (leave out a policy's log standard deviation). `forward(module, x)` gives [n] or [n,
+    ...] where the module does not.
     """
     if method not in ("auto", "exact", "slq"):
         raise ValueError(f"method {method!r} is not known; use auto, exact or slq")

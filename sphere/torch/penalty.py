@@ -39,8 +39,8 @@ def anisotropy(gram: Gram) -> Tensor:
 def scale_free(gram: Gram) -> Tensor:
     """||A / (tr(A) / m) - I||_F^2 / m = m ||A||_F^2 / tr(A)^2 - 1; 0 for A = 0.
 
-    It does not change when A is scaled, so its gradient cannot be followed by shrinking the features. A trace below 1e-12
-    counts as 0: float32 holds neither its square nor the gradient's third power.
+    It does not change when A is scaled, so its gradient cannot be followed by shrinking the features. A trace below
+    1e-12 counts as 0: float32 holds neither its square nor the gradient's third power.
     """
     dead = gram.trace < 1e-12
     trace = torch.where(dead, torch.ones_like(gram.trace), gram.trace)
@@ -90,8 +90,8 @@ def spread(features: Tensor, experts: Tensor, num_experts: int) -> Tensor:
 def sphere_penalty(phi: Tensor) -> Tensor:
     """||A - (tr(A)/m) I||_F^2 with A = phi^T phi / n, for phi [n samples, m features].
 
-    For a Mixture of Experts phi holds, side by side, the features of every expert times its gate weight, zeros for an expert
-    that was not chosen; for a dense network, the last hidden features. Zero features have penalty 0.
+    For a Mixture of Experts phi holds, side by side, the features of every expert times its gate weight, zeros for an
+    expert that was not chosen; for a dense network, the last hidden features. Zero features have penalty 0.
     """
     return anisotropy(gram(phi))
 
@@ -99,8 +99,8 @@ def sphere_penalty(phi: Tensor) -> Tensor:
 def routed_penalty(features: Tensor, experts: Tensor, num_experts: int, samples: int | None = None) -> Tensor:
     """The same penalty from the chosen experts alone, in memory linear in the number of rows.
 
-    `features[i, j]` are the features of row i's j-th chosen expert times its gate weight, `experts[i, j]` says which expert
-    that is. `samples`: use that many rows, drawn at random.
+    `features[i, j]` are the features of row i's j-th chosen expert times its gate weight, `experts[i, j]` says which
+    expert that is. `samples`: use that many rows, drawn at random.
     """
     return anisotropy(routed_gram(features, experts, num_experts, samples))
 

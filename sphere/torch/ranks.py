@@ -28,8 +28,8 @@ def averaging(weights: Sequence[Tensor], ddp: Any) -> Any:
     if ddp is None and running and not sharded(weights):
         raise ValueError(
             f"{dist.get_world_size()} processes run and ddp was not given: replicas would drift apart; pass ddp=model, "
-            "its DistributedDataParallel wrapper, or ddp=False if processes have models of their own; for fully_shard take "
-            "params = list(model.parameters()) before the forward pass, which puts whole ones in their place"
+            "its DistributedDataParallel wrapper, or ddp=False if processes have models of their own; for fully_shard "
+            "take params = list(model.parameters()) before the forward pass, which puts whole ones in their place"
         )
     return None
 
@@ -38,8 +38,8 @@ def average(gradients: list[Tensor | None], weights: Sequence[Tensor], group: An
     """Every gradient becomes its mean over the processes, in place; all processes must come here. A parameter that the
     penalty reaches on some of them only counts as zero on the others."""
     for i, w in enumerate(weights):
-        g = gradients[i] if gradients[i] is not None else torch.zeros_like(w)
-        g = g.contiguous() / dist.get_world_size(group)
+        found = gradients[i]
+        g = (torch.zeros_like(w) if found is None else found.contiguous()) / dist.get_world_size(group)
         dist.all_reduce(g, group=group)
         gradients[i] = g
 

@@ -3,10 +3,19 @@
 from collections.abc import Mapping
 from typing import Any
 
-from sphere.algos.labels import label
+from sphere.algos.learner import Learner
 from sphere.storage.files import FORMAT, plain
 from sphere.storage.fleet_directory import RunRecord
 from sphere.training.settings import FleetConfig, Run, to_json
+
+ACTORS = {
+    "top-k": "Top-K MoE",
+    "dense": "Dense-MoE",
+    "deepseek": "DS-MoE",
+    "soft": "SoftMoE",
+    "expert-choice": "Expert-choice routing",
+}
+"""Mixtures by kind; a dense network goes by the name of its learner."""
 
 
 def run_records(config: FleetConfig, spec: Mapping[str, Any]) -> list[RunRecord]:
@@ -36,3 +45,19 @@ def described(config: FleetConfig, run: Run, spec: Mapping[str, Any]) -> dict[st
         "spec": plain(spec),
         "settings": to_json(own),
     }
+
+
+def label(learner: Learner, numbers: Mapping[str, float]) -> str:
+    """What tables call a run with these numbers: the paper's name where it has one. A method whose strength is 0 is not
+    named, one below 0 is called negative."""
+    actor, critic = learner.actor, learner.nets.get("critic")
+    base = ACTORS.get(actor.kind, learner.title if actor.kind == "mlp" else actor.kind)
+    if actor.kind == "mlp" and critic is not None and 8 <= (actor.width / critic.width) ** 2 <= 14:
+        base += "(10x)"  # the paper's dense baseline with ten times the parameters
+    strengths = {m: numbers[m.strength] if m.strength else 1.0 for m in learner.methods}
+    more = [f"{'negative ' * (value < 0)}{method.label}" for method, value in strengths.items() if value]
+    if actor.layer_norm and not any(method.name == "layernorm" for method in learner.methods):
+        more.append("LN")
+    # the paper's names for what is added to its Top-K actor do not repeat the actor's: SPHERE, LN, C-CHAIN
+    alone = base == ACTORS["top-k"] and more and min(strengths.values(), default=0.0) >= 0
+    return " + ".join(more if alone else [base, *more])

@@ -1,4 +1,12 @@
-"""A fleet: all its runs between two iterations, and the steps that move them."""
+"""A fleet: all its runs between two iterations, and the steps that move them.
+
+A fleet is one group of runs or, where a GPU learns, several, with a thread and worker processes of its own each: some
+collect while another learns. How runs are divided is a property of the source. A group evaluates its runs, takes their
+diagnostics, goes into the next task and copies its state for a checkpoint by itself, when it gets there (`Order` says
+what an iteration has to do). None waits for the others, but it may be only `AHEAD` iterations before them; to stop, the
+others catch up. Groups share nothing, so their numbers are those of smaller fleets, to the bit, and checkpoints do not
+know how a fleet was divided.
+"""
 
 from collections import deque
 from collections.abc import Callable
@@ -20,7 +28,7 @@ from sphere.training.settings import Boundary, FleetConfig
 
 AHEAD = 8
 """Iterations that a group may have finished before the slowest one. Runs of one task differ by a quarter in what a step
-costs, and who waits leaves cores idle; but before a fleet can stop, all have to be level again."""
+costs, and a group that waits leaves cores idle. But before a fleet can stop, all groups have to catch up."""
 
 KEEP_ALL = Boundary(parameters=True, optimiser=True, learning_rate=True, statistics=True, methods=True)
 
@@ -46,7 +54,7 @@ class _SameThread:
         future: Future = Future()
         try:
             future.set_result(function(*arguments))
-        except Exception as error:  # is told when the result is asked for, after what came before it
+        except Exception as error:  # raised when the result is asked for, after what came before it
             future.set_exception(error)
         return future
 
@@ -58,8 +66,8 @@ def _threads(groups: int) -> list[ThreadPoolExecutor | _SameThread]:
     if groups == 1:
         return [_SameThread()]
     if jax.default_backend() == "cpu":
-        # Programs of several threads that wait for parts of themselves can fill XLA's pool, and then none goes on. There
-        # would be little to gain: the cores are the device.
+        # Programs of several threads that wait for parts of themselves can fill XLA's pool, and then none goes on.
+        # There would be little to gain: the cores are the device.
         return [ThreadPoolExecutor(1)] * groups
     return [ThreadPoolExecutor(1) for _ in range(groups)]
 
@@ -67,15 +75,13 @@ def _threads(groups: int) -> list[ThreadPoolExecutor | _SameThread]:
 class Fleet:
     """The state of a fleet between iterations, and the steps that move it.
 
-    Its runs are one group, or several with a thread each, of which some collect or are evaluated while another learns (on a
-    CPU, in turns): that changes no run's numbers.
+    Its runs are one group, or several with a thread each. Then some collect or are evaluated while another learns (on a
+    CPU they take turns). That changes no run's numbers.
     """
 
     def __init__(self, config: FleetConfig, directory: Path):
         self.config, self.directory = config, directory
-        self.learner = program(
-            config.learner, {name: [run.numbers[name] for run in config.runs] for name in config.runs[0].numbers}
-        )
+        self.learner, _, _ = program_of(config)
         self.run_seeds = [run.seed for run in config.runs]
         self.groups: list[Group] = []
         self.task_index = self.iteration = self.total_iterations = self.begun = 0
@@ -131,9 +137,9 @@ class Fleet:
             group.enter(self.task, None)
 
     def advance(self, ahead: int = 0) -> tuple[Order, Report]:
-        """One iteration of every run, with all that is due after it. `ahead`: whoever is done with it may begin so many more
-        (within limits), and these must be asked for before anything else is: `queue` has them. With 0, those that nobody has
-        begun yet are taken back."""
+        """One iteration of every run, with all that is due after it. `ahead`: groups that are done with it may begin up
+        to so many more, which are in `queue` and must be asked for before anything else. With 0, those that no group
+        has begun are cancelled."""
         try:
             return self._advance(ahead)
         except jax.errors.JaxRuntimeError as error:
@@ -141,8 +147,8 @@ class Fleet:
             if self.learner.deterministic and "cublas" in str(error).lower():
                 raise RuntimeError(
                     "this GPU has no kernel by rule for a product of this size; let it choose by timing: "
-                    f"--{self.learner.name}.no-deterministic (a resumed run may then differ from an undisturbed one in its "
-                    f"last bits), or train several seeds at once. It said: {error}"
+                    f"--{self.learner.name}.no-deterministic (a resumed run may then differ from an undisturbed one in "
+                    f"its last bits), or train several seeds at once. The error was: {error}"
                 ) from error
             raise
 
@@ -153,15 +159,15 @@ class Fleet:
         while len(self.queue) < min(ahead, self._lead()):
             self._begin_iteration()
         if not ahead:
-            self._take_back()
+            self._cancel_queued()
         reports: list[Report] = [future.result() for future in begun]
         self.iteration += 1
         self.total_iterations += 1
         if order.then is not None:
             self.task_index, self.iteration = self.task_index + 1, 0
-        return order, self._one(reports)
+        return order, self._merged(reports)
 
-    def _one(self, reports: list[Report]) -> Report:
+    def _merged(self, reports: list[Report]) -> Report:
         """Of all groups."""
         sizes = [len(group.seeds) for group in self.groups]
         metrics, outcomes, evaluated, again, trees = zip(*reports, strict=True)
@@ -180,7 +186,7 @@ class Fleet:
 
     def _lead(self) -> int:
         if len(self.groups) == 1:
-            return 0  # it would only be late with its news
+            return 0  # there is no other group to wait for; reports would only come later
         return AHEAD if len(set(map(id, self.threads))) > 1 else 1
 
     def _begin_iteration(self) -> None:
@@ -204,11 +210,11 @@ class Fleet:
             capture=last or within % config.checkpoint_every == 0,
         )
 
-    def _take_back(self) -> None:
+    def _cancel_queued(self) -> None:
         while self.queue:
             order, futures = self.queue[-1]
             taken = [future.cancel() for future in futures]
-            if not all(taken):  # somebody has begun it, so the others have to follow
+            if not all(taken):  # a group has begun it, so the others have to follow
                 for i in np.flatnonzero(taken):
                     futures[i] = self.threads[i].submit(Group.advance, self.groups[i], order)
                 return
@@ -236,7 +242,7 @@ class Fleet:
 
     def resume(self) -> checkpoint.Checkpoint:
         """Go on from the newest good checkpoint of the directory."""
-        saved = checkpoint.load_latest(self.directory, like_for=self._at)
+        saved = checkpoint.load_latest(self.directory, like_for=self._tree_at)
         first, runs = 0, len(self.run_seeds)
         for group in self.groups:
             last = first + len(group.seeds)
@@ -249,7 +255,7 @@ class Fleet:
             first = last
         return saved
 
-    def _at(self, meta: dict[str, Any]) -> dict[str, Any]:
+    def _tree_at(self, meta: dict[str, Any]) -> dict[str, Any]:
         """A tree of the sizes of that moment: simulators of different tasks have states of different sizes."""
         for name, value in meta["counters"].items():
             setattr(self, name, value)

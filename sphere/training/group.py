@@ -1,4 +1,4 @@
-"""Runs of a fleet that collect, learn and are evaluated together: their source, their state, and the steps that move it."""
+"""Runs of a fleet that collect, learn and are evaluated together: their source, their state, and its steps."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -70,8 +70,8 @@ class Group:
         return rows.policy(self.learner, self.state)
 
     def advance(self, order: Order) -> Report:
-        """Collect, and begin to learn: unless more is ordered, on a GPU the metrics and the networks are still in the making
-        when this returns."""
+        """Collect, and begin to learn. Unless more is ordered, a GPU still computes metrics and networks when this
+        returns."""
         policy = self.policy
         data, outcomes = self.source.collect(policy, order.iteration)
         data = rows.annotated(self.learner, policy, data)

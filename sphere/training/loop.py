@@ -2,6 +2,13 @@
 
 Everything random is a function of (seed, purpose, counter), so a checkpoint needs arrays and counters only, and a run
 that was killed and resumed ends with the same numbers as one that was not.
+
+A task switch keeps what `Boundary` says under `crl`; under `rl` everything starts again from the same seed. Evaluation
+has environments of its own, seeded with the run's seed + 2**32: the same episodes every time. At the end of a sequence
+all tasks are evaluated once more (`final`), with `retention` at every boundary. The first Ctrl-C, or SIGTERM unless
+somebody else has a handler for it, finishes what has begun, saves and leaves; a second Ctrl-C leaves at once. NaN stops
+the fleet and names run, step and last good checkpoint. An exception in a simulator closes every process and shows the
+worker's traceback.
 """
 
 import signal
@@ -69,14 +76,15 @@ class Training:
             self.report(task, values)
 
     def check_felt(self, values: list[dict[str, float]]) -> None:
-        """Say once where a penalty acts far more weakly than rho says: its gradient is shorter than the floor of its norm."""
+        """Say once where a penalty acts far more weakly than rho says: its gradient is shorter than the floor of its
+        norm."""
         for run, one in zip(self.runs, values, strict=True):
             felt, rho = one.get("train/felt", np.nan), abs(run.numbers["rho"])
             if not self.warned and felt < 0.2 * rho and one.get("train/coefficient"):
                 self.warned = True
                 self.progress.say(
-                    f"{run.name}: rho {rho:g} is felt as {felt:.2g} only, because the gradient of the penalty is short; "
-                    "for a strength that does not depend on its length add --sphere.floor 1e-8"
+                    f"{run.name}: rho {rho:g} is felt as {felt:.2g} only, because the penalty's gradient is short. "
+                    "For a strength that does not depend on its length add --sphere.floor 1e-12"
                 )
 
     def report(self, task: str, values: list[dict[str, float]]) -> None:
@@ -127,8 +135,8 @@ class Training:
 
 
 class _StopOnce:
-    """The first Ctrl-C, or SIGTERM (a scheduler's way to say that time is up), asks for an orderly end after what has begun;
-    another Ctrl-C leaves at once."""
+    """The first Ctrl-C, or SIGTERM (a scheduler's way to say that time is up), asks for an orderly end after what has
+    begun; another Ctrl-C leaves at once."""
 
     def __init__(self, progress: Progress):
         self.asked = False
@@ -137,9 +145,9 @@ class _StopOnce:
 
     def __enter__(self) -> "_StopOnce":
         wanted = [signal.SIGINT]
-        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # else somebody has plans for it, as submitit has
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # else there is another handler, as submitit's
             wanted.append(signal.SIGTERM)
-        with suppress(ValueError):  # not in the main thread: whoever called decides
+        with suppress(ValueError):  # not in the main thread: the caller handles signals
             self.before = {one: signal.signal(one, self._handle) for one in wanted}
         return self
 

@@ -39,8 +39,8 @@ def _saturation(policy: Any, states: jax.Array, low: Any, high: Any) -> jax.Arra
 
 
 def measured(probes: dict[str, Any], states: States, spec: DataSpec) -> list[dict[str, float]]:
-    """Of each run. The first network's numbers go by where the states are from (`heldout/ntk_rank`), those of others by their
-    role too (`heldout/critic/ntk_rank`)."""
+    """Of each run. The first network's numbers go by where the states are from (`heldout/ntk_rank`), those of others by
+    their role too (`heldout/critic/ntk_rank`)."""
     first, *others = probes
     found = _of_network(probes[first], states, spec)
     for role in others:

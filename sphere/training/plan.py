@@ -91,8 +91,8 @@ def plan(config: FleetConfig, out: Path) -> str:
         f"  memory     about {(3 * held + 2 * one) / 2**20:,.0f} MiB on the device "
         f"(states {held / 2**20:,.0f}, one iteration's data {one / 2**20:,.0f})",
         f"  time       about {clock(config.total_iterations * iteration)}, evaluation included, at "
-        f"{runs * config.iteration_steps / iteration:,.0f} steps/s: by a short measurement just now, with fresh networks on "
-        "the first task",
+        f"{runs * config.iteration_steps / iteration:,.0f} steps/s: by a short measurement just now, with fresh "
+        "networks on the first task",
     ]
     return "\n".join(lines)
 

@@ -29,7 +29,8 @@ class Progress:
 
     @property
     def speed(self) -> float:
-        """Environment steps per second of the whole fleet, evaluation included; the first iteration, which compiles, not."""
+        """Environment steps per second of the whole fleet, with evaluation, without the first iteration, which
+        compiles."""
         return (self.done - self.first) / max(time.monotonic() - self.started, 1e-9)
 
     def advance(self, task: str, done_steps: int) -> None:

@@ -1,4 +1,4 @@
-"""The settings of a fleet of runs: what is trained, on which tasks, how it is evaluated, and what a task switch keeps."""
+"""The settings of a fleet: what is trained, on which tasks, how it is evaluated, and what a task switch keeps."""
 
 import dataclasses
 import math
@@ -30,8 +30,8 @@ class Boundary:
     statistics: bool = True
     """Running mean and variance of the observations."""
     methods: bool = True
-    """What methods know (ages and utilities of units, ...), unless parameters start fresh; C-CHAIN forgets the task before
-    in any case."""
+    """What methods know (ages and utilities of units, ...), unless parameters start fresh; C-CHAIN forgets the task
+    before in any case."""
 
 
 NOTHING = Boundary(parameters=False, optimiser=False, learning_rate=False, statistics=False, methods=False)
@@ -92,7 +92,7 @@ class FleetConfig:
     wandb: str | None = None
     """Also send the metrics to this project of Weights & Biases; the package must be installed."""
     sharing: int = 1
-    """Fleets that are trained on this machine at the same time: each takes its part of the cores. Results do not depend on
+    """Fleets trained on this machine at the same time: each takes its part of the cores. Results do not depend on
     it."""
     plugins: Suppress[tuple[str, ...]] = ()
     """Modules from outside the package that it needs."""
@@ -127,6 +127,10 @@ class FleetConfig:
     @property
     def suite(self) -> str:
         return self.tasks[0].split("/")[0]
+
+    def full_name(self, task: str) -> str:
+        """A task of the suite as suite/task, whether it was named with its suite or without."""
+        return task if "/" in task else f"{self.suite}/{task}"
 
     @property
     def varying(self) -> dict[str, tuple[float, ...]]:
@@ -201,8 +205,8 @@ def to_json(config: FleetConfig) -> dict[str, Any]:
 
 
 def from_json(data: Mapping[str, Any]) -> FleetConfig:
-    """Settings from their JSON form; modules from outside that they need are imported. A name that is not known is refused:
-    it was written by another version."""
+    """Settings from their JSON form; modules from outside that they need are imported. A name that is not known is
+    refused: it was written by another version."""
     registry.load_plugins(data.get("plugins", ()))
     learner, source = dict(data["learner"]), dict(data["source"])
     methods = tuple(_rebuild(registry.method(name), own) for name, own in learner.pop("methods", {}).items())

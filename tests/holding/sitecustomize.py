@@ -1,6 +1,6 @@
-"""First on the path of processes that `fleets.Hold` has a hold on, in whatever way they were started: Python imports it by
-itself. A training there writes beside its directory how many iterations it has done, and does not go beyond a number of them
-while a file exists, unless it was asked to stop."""
+"""First on the path of processes that `fleets.Hold` has a hold on, in whatever way they were started: Python imports it
+by itself. A training there writes beside its directory how many iterations it has done, and does not go beyond a number
+of them while a file exists, unless it was asked to stop."""
 
 import os
 import sys
