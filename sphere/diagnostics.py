@@ -3,7 +3,8 @@
 Formulas, sources and conventions: docs/diagnostics.md. NaN means "does not apply": pairs of experts where no state
 has two, clusters where there is one, a gate where there is none. All else is finite if parameters and states are.
 
-The functions below take one mixture of a trace or plain arrays, of one network and one batch; a fleet adds `filter_vmap`.
+The functions below take one mixture of a trace or plain arrays, of one network and one batch; a fleet adds
+`filter_vmap`.
 """
 
 import math

@@ -24,8 +24,11 @@ from sphere.errors import unknown
 
 Found = Any
 
-LEARNERS: dict[str, Found] = {"ppo": "sphere.algos.ppo:PPO"}
-SOURCES: dict[str, Found] = {"environments": "sphere.envs.source:Environments"}
+LEARNERS: dict[str, Found] = {"ppo": "sphere.algos.ppo:PPO", "classifier": "sphere.algos.classifier:Classifier"}
+SOURCES: dict[str, Found] = {
+    "environments": "sphere.envs.source:Environments",
+    "stream": "sphere.data.streams:Stream",
+}
 METHODS: dict[str, Found] = {
     "sphere": "sphere.methods.sphere:Sphere",
     "layernorm": "sphere.methods.layernorm:LayerNorm",
@@ -43,6 +46,12 @@ SUITES: dict[str, Found] = {
     "metaworld": "sphere.envs.metaworld:MetaWorld",
     "humanoidbench": "sphere.envs.humanoidbench:HumanoidBench",
 }
+STREAMS: dict[str, Found] = {
+    "cifar100": "sphere.data.cifar100:CIFAR100",
+    "newsgroups": "sphere.data.newsgroups:Newsgroups",
+    "squares": "sphere.data.squares:Squares",
+}
+"""Labelled data that streams are made of."""
 PRESETS: dict[str, Found] = {}
 """Those from outside; ours are in `sphere.presets`."""
 
@@ -67,6 +76,11 @@ def register_method(method: type) -> type:
 def register_suite(name: str, suite: Any) -> Any:
     """Add a suite of environments (`sphere.envs.Suite`): its tasks are then `name/task`."""
     return _add(SUITES, "suite", name, suite)
+
+
+def register_stream(name: str, data: Any) -> Any:
+    """Add a labelled data set (`sphere.data.labelled.DataSet`): its tasks are then `name/0`, `name/1`, ..."""
+    return _add(STREAMS, "labelled data set", name, data)
 
 
 def register_preset(name: str, config: Any) -> Any:
@@ -102,6 +116,10 @@ def method(name: str) -> type:
 
 def suite(name: str) -> Any:
     return _find(SUITES, "suite", name)
+
+
+def stream(name: str) -> Any:
+    return _find(STREAMS, "labelled data set", name)
 
 
 def _find(place: dict[str, Found], kind: str, name: str) -> Found:

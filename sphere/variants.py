@@ -59,8 +59,8 @@ class PenaltyConfig:
     mixtures: Literal["last", "all"] = "last"
     """Of a network with several mixtures: the last alone, or the sum over all of them."""
     rows: int | None = None
-    """Of a network of tokens: A is made of at most so many tokens of a batch, spread evenly. None: of all, exact; the cost
-    grows with their square."""
+    """Of a network of tokens: A is made of at most so many tokens of a batch, spread evenly. None: of all, exact;
+    the cost grows with their square."""
     target_scale: float = 1.0
     """fixed-scale: alpha in ||A - alpha I||^2."""
     entropy_weight: float = 1.0

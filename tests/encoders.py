@@ -64,11 +64,13 @@ def outer_product(tree, n: int) -> np.ndarray:
     return rows @ rows.T
 
 
-# PyTorch, from the definition --------------------------------------------------------------------------------------------
+# PyTorch, from the definition
+# --------------------------------------------------------------------------------------------
 
 
 def as_torch(net, dtype=torch.float32):
-    """All arrays of a network as tensors that gradients are taken by, in the order of its leaves, and the network of them."""
+    """All arrays of a network as tensors that gradients are taken by, in the order of its leaves, and the network of
+    them."""
     leaves, structure = jax.tree.flatten(net)
     tensors = [torch.tensor(np.asarray(leaf), dtype=dtype, requires_grad=True) for leaf in leaves]
     return tensors, jax.tree.unflatten(structure, tensors)

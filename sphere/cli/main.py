@@ -26,6 +26,7 @@ USAGE = """usage: sphere COMMAND ...
   demo     four agents, minutes:      sphere demo
   render   film a policy:             sphere render runs/first --task metaworld/push --out push.gif
   assets   get a suite's files:       sphere assets humanoidbench
+  data     get a labelled data set:   sphere data cifar100, sphere data newsgroups
   heldout  states to compare r_e(K):  sphere heldout humanoidbench
   verify   compare with references:   sphere verify update, sphere verify metaworld
   bench    measure this machine:      sphere bench update
@@ -104,6 +105,7 @@ COMMANDS: dict[str, Callable[[list[str]], Any]] = {
     "demo": _lazily("sphere.cli.demo", "demo"),
     "render": _lazily("sphere.cli.render", "render"),
     "assets": assets,
+    "data": _lazily("sphere.cli.data", "data"),
     "heldout": _lazily("sphere.cli.heldout", "heldout"),
     "verify": verify,
     "bench": bench,

@@ -49,7 +49,8 @@ class NetConfig:
     group_size: int = 64
     """expert-choice: samples that an expert chooses among."""
     transformer: TransformerConfig | None = None
-    """Set: an encoder whose feed-forward parts are top-k mixtures with these experts. The gate of each is one linear layer."""
+    """Set: an encoder whose feed-forward parts are top-k mixtures with these experts. The gate of each is one linear
+    layer."""
     compute: Compute = "auto"
     """dense: every expert on every sample; grouped: only the chosen ones; auto: by size and device."""
 
@@ -57,8 +58,8 @@ class NetConfig:
 def build(
     config: NetConfig, inner: int, outer: int, *, key: PRNGKeyArray, vocabulary: int = 0
 ) -> MLP | MoE | Transformer:
-    """A trunk from `inner` inputs to `outer` outputs. The gate of a mixture has the hidden shape of an expert. `vocabulary`: a
-    Transformer reads ids below it; 0: it reads an image."""
+    """A trunk from `inner` inputs to `outer` outputs. The gate of a mixture has the hidden shape of an expert.
+    `vocabulary`: a Transformer reads ids below it; 0: it reads an image."""
     return _build(config, inner, outer, vocabulary, key)
 
 
@@ -113,7 +114,8 @@ def _transformer(
 
 
 def with_temperature(trunk: Any, temperature: Float[Array, ""]) -> Any:
-    """The same network with another gate temperature, which may be traced, in all its mixtures; a dense network has none."""
+    """The same network with another gate temperature, which may be traced, in all its mixtures; a dense network has
+    none."""
 
     def found(net: Any) -> list[Any]:
         nodes = jax.tree.leaves(net, is_leaf=lambda node: isinstance(node, MoE))

@@ -65,8 +65,8 @@ class LinearGate(eqx.Module):
 class TopK(eqx.Module):
     """The K largest logits, chosen by index (a threshold would keep more than K on ties); softmax over those K.
 
-    With softmax="all" it is taken over all experts and the entries of the chosen ones are kept, not renormalised (Switch,
-    V-MoE). With K = E both are the dense MoE: every expert on every sample.
+    With softmax="all" it is taken over all experts and the entries of the chosen ones are kept, not renormalised
+    (Switch, V-MoE). With K = E both are the dense MoE: every expert on every sample.
     """
 
     gate: MLP | LinearGate

@@ -30,7 +30,8 @@ class Layer(eqx.Module):
     """One parametrised layer as one batch saw it."""
 
     input: Float[Array, "n slots inner"]
-    """`linear`: the input a. `scale` (the affine part of LayerNorm): the normalised input. `lookup`: the row's number."""
+    """`linear`: the input a. `scale` (the affine part of LayerNorm): the normalised input. `lookup`: the row's
+    number."""
     output: Float[Array, "n slots outer"]
     """The pre-activation, tap included."""
     owner: Int[Array, "n slots"] | None
@@ -91,8 +92,8 @@ class Mixture(eqx.Module):
 
 
 def sampled(mixture: Mixture, most: int, fill: bool = False) -> Mixture:
-    """At most so many rows, spread evenly over those that are no padding, the same ones for the same batch. Where there are
-    fewer, all of them; the rest is padding or, with `fill`, some of them again."""
+    """At most so many rows, spread evenly over those that are no padding, the same ones for the same batch. Where
+    there are fewer, all of them; the rest is padding or, with `fill`, some of them again."""
     n = len(mixture.weight)
     if mixture.real is None and n <= most:
         return mixture

@@ -1,8 +1,8 @@
 """A Transformer encoder whose feed-forward parts are mixtures, as a classifier of images (ViT) or of text.
 
-Pre-LayerNorm, learned positions, mean pooling, a linear head; no dropout, no class token. Every token is routed by itself
-and none is dropped. Padding (id 0 of a text) is neither routed nor counted: no token attends to it, it is not pooled, no
-expert gets it, and A of a penalty is the mean over the other tokens.
+Pre-LayerNorm, learned positions, mean pooling, a linear head; no dropout, no class token. Every token is routed by
+itself and none is dropped. Padding (id 0 of a text) is neither routed nor counted: no token attends to it, it is not
+pooled, no expert gets it, and A of a penalty is the mean over the other tokens.
 """
 
 import math
@@ -30,8 +30,8 @@ CHANNELS = 3
 
 @dataclass(frozen=True)
 class TransformerConfig:
-    """The encoder around the mixtures. What a mixture is (experts, top_k, temperature, width and depth of an expert) is said
-    by the network's other settings."""
+    """The encoder around the mixtures. What a mixture is (experts, top_k, temperature, width and depth of an expert)
+    is said by the network's other settings."""
 
     layers: int = 4
     """Blocks of attention and a mixture."""
@@ -41,14 +41,15 @@ class TransformerConfig:
     patch: int = 4
     """Images: a token is a square of so many pixels a side."""
     softmax: Literal["chosen", "all"] = "chosen"
-    """Weights of experts by a softmax over the chosen ones (the paper) or over all, of which the chosen ones' entries are kept
-    (Switch, V-MoE). With top_k 1 and `chosen` every weight is 1: the router then learns nothing from the loss."""
+    """Weights of experts by a softmax over the chosen ones (the paper) or over all, of which
+    the chosen ones' entries are kept (Switch, V-MoE). With top_k 1 and `chosen` every weight is 1: the router then
+    learns nothing from the loss."""
 
     def __post_init__(self) -> None:
         if min(self.layers, self.heads, self.width, self.patch) < 1 or self.width % self.heads:
             raise ValueError(
-                f"transformer: layers={self.layers}, heads={self.heads}, width={self.width}, patch={self.patch}; want 1 or "
-                "more of each, and a width that is a multiple of heads"
+                f"transformer: layers={self.layers}, heads={self.heads}, width={self.width}, patch={self.patch}; "
+                "want 1 or more of each, and a width that is a multiple of heads"
             )
 
 
@@ -96,8 +97,8 @@ class Patches(eqx.Module):
         self.side, self.patch = math.isqrt(numbers // CHANNELS), patch
         if CHANNELS * self.side**2 != numbers or self.side % patch:
             raise ValueError(
-                f"an observation has {numbers} numbers, wanted a square image of {CHANNELS} channels whose side is a multiple "
-                f"of patch={patch}; choose another patch, or a network without a transformer"
+                f"an observation has {numbers} numbers, wanted a square image of {CHANNELS} channels whose side "
+                f"is a multiple of patch={patch}; choose another patch, or a network without a transformer"
             )
         self.linear = Linear(CHANNELS * patch**2, width, key=key)
 
