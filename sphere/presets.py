@@ -146,6 +146,17 @@ _NEWSGROUPS = FleetConfig(
     checkpoint_every=50,
 )
 
+_NEWSGROUPS_ALL = dataclasses.replace(  # over all experts: with K = 1 the temperature and the router's learning need it
+    _NEWSGROUPS,
+    learner=dataclasses.replace(
+        _NEWSGROUPS.learner,
+        actor=dataclasses.replace(
+            _NEWSGROUPS.learner.actor,
+            transformer=TransformerConfig(layers=4, heads=8, width=128, softmax="all"),
+        ),
+    ),
+)
+
 _NEWSGROUPS_DEMO = dataclasses.replace(
     _NEWSGROUPS,
     tasks=_NEWSGROUPS.tasks[:6],
@@ -193,6 +204,7 @@ PRESETS: dict[str, FleetConfig] = {
     "cifar100-vit": _CIFAR100_VIT,
     "metaworld-demo": _DEMO,
     "newsgroups": _NEWSGROUPS,
+    "newsgroups-all": _NEWSGROUPS_ALL,
     "newsgroups-demo": _NEWSGROUPS_DEMO,
     "probe-crl": _PROBE,
     "probe-rl": dataclasses.replace(_PROBE, protocol="rl"),

@@ -1,4 +1,4 @@
-"""A fleet of classifiers through its tasks: records, exact resume after an exception and after kill -9, saved policies."""
+"""A fleet of classifiers: records, exact resume after an exception and after kill -9, saved policies."""
 
 import json
 

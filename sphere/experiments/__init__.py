@@ -10,7 +10,7 @@ from functools import cache
 from sphere.errors import unknown
 from sphere.experiments.experiment import Experiment
 
-MODULES = ("ablations", "by_method", "correlations", "features", "over_training", "rho", "runtime")
+MODULES = ("ablations", "by_method", "correlations", "features", "over_training", "rho", "runtime", "streams")
 
 
 @cache
