@@ -54,7 +54,7 @@ def _load(installed: Path, shards: Path) -> Labelled:
         names = tuple(str(i) for i in range(100))
     else:
         raise missing("cifar100", [installed, shards])
-    return Labelled(*parts, names, MEAN, DEVIATION)
+    return Labelled(parts[0], parts[1], names, MEAN, DEVIATION)
 
 
 def install(archive: Path, say: Callable[[str], object] = print) -> Path:

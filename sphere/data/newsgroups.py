@@ -67,7 +67,7 @@ def _load(archive: Path, length: int, vocabulary: int, stripped: bool) -> Labell
         kept = [(post, found) for post, found in zip(posts[split], words[split], strict=True) if found]
         label = np.array([names.index(post.group) for post, _ in kept], np.int32)
         splits.append(Split(np.stack([as_ids(found, known, length) for _, found in kept]), label))
-    return Labelled(*splits, names, vocabulary=vocabulary + FIRST_WORD)
+    return Labelled(splits[0], splits[1], names, vocabulary=vocabulary + FIRST_WORD)
 
 
 def most_frequent(texts: list[list[str]], number: int) -> dict[str, int]:
