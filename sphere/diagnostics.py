@@ -3,8 +3,8 @@
 Formulas, sources and conventions: docs/diagnostics.md. NaN means "does not apply": pairs of experts where no state
 has two, clusters where there is one, a gate where there is none. All else is finite if parameters and states are.
 
-The functions below take one mixture of a trace (dense or grouped compute give the same numbers) or plain arrays, of one
-network and one batch; the caller adds `eqx.filter_vmap` for a fleet.
+The functions below take one mixture of a trace or plain arrays, of one network and one batch; a fleet adds
+`filter_vmap`.
 """
 
 import math
@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int
 
 from sphere import ntk
 from sphere.nets.heads import Gaussian
-from sphere.nets.trace import Mixture, Routing, only_trunk
+from sphere.nets.trace import Mixture, Routing, only_trunk, sampled
 from sphere.spectrum import effective_rank_spsd, spectral_entropy
 from sphere.variants import feature_blocks
 
@@ -27,6 +27,7 @@ Scalar = Float[Array, ""]
 
 DORMANT = 0.025  # tau of Sokar et al. (2023); the paper reports a dormant ratio without one
 NEIGHBOURS = 10  # the paper does not give k_nn
+TOKENS = 1024  # of a batch that numbers of a mixture are taken from: some need the distances of all pairs
 
 
 class Diagnostics(NamedTuple):
@@ -60,7 +61,7 @@ def diagnose(
     # A GPU rounds float32 products to TF32, which lifts the spectrum's floor from 1e-7 to 1e-3 of its top.
     with jax.default_matmul_precision("highest"):
         kernel = ntk.gram(net, x)
-        mixture = trunk(x)[1].mixtures[-1]
+        mixture = of_tokens(trunk(x)[1].mixtures[-1], len(x))
         rank = effective_rank_spsd(kernel)
         return Diagnostics(ntk_rank=rank, gradient_norm=gradient_norm(kernel), **health(mixture, tau, neighbours))
 
@@ -71,9 +72,13 @@ def diagnose_mixtures(
 ) -> dict[str, Scalar]:
     """Where a network has several mixtures, the numbers of each: "mixture0/feature_rank"; where it has one, nothing."""
     with jax.default_matmul_precision("highest"):
-        mixtures = only_trunk(net)(x)[1].mixtures
+        mixtures = [of_tokens(mixture, len(x)) for mixture in only_trunk(net)(x)[1].mixtures]
         numbers = [health(mixture, tau, neighbours) for mixture in mixtures if len(mixtures) > 1]
     return {f"mixture{i}/{name}": value for i, each in enumerate(numbers) for name, value in each.items()}
+
+
+def of_tokens(mixture: Mixture, samples: int) -> Mixture:  # at most TOKENS of them, none of them padding
+    return sampled(mixture, TOKENS, fill=True) if len(mixture.weight) > samples else mixture
 
 
 def health(mixture: Mixture, tau: float = DORMANT, neighbours: int = NEIGHBOURS) -> dict[str, Scalar]:
@@ -197,8 +202,7 @@ class Geometry(NamedTuple):
 def gate_geometry(mixture: Mixture, neighbours: int = NEIGHBOURS) -> Geometry:
     """`silhouette` by Top-1 expert and `knn_jaccard` of the routed experts; NaN for a network without a gate."""
     if mixture.routing is None:
-        nan = jnp.full((), jnp.nan, mixture.weight.dtype)
-        return Geometry(nan, nan)
+        return Geometry(*[jnp.full((), jnp.nan, mixture.weight.dtype)] * 2)
     routing = mixture.routing
     distance = distances(routing.embedding)
     return Geometry(

@@ -112,11 +112,16 @@ def layer_gram(factor: Factor) -> Float[Array, "n n"]:
     """One layer's share of K: J_l J_l^T."""
     a, g, layer = factor.layer.input, factor.signal, factor.layer
     n, slots = g.shape[:2]
+    if layer.one_copy and layer.kind != "lookup" and _gradients_are_cheaper(a, g):
+        return _of_gradients(layer, g)
     if layer.kind == "scale":  # y = scale * a + bias, entry by entry: the gradients are g * a and g
         if layer.owner is None:
             return jnp.einsum("nsd,msd->nm", a * g, a * g) + jnp.einsum("nsd,msd->nm", g, g)
         flat = [v.reshape(n * slots, -1) for v in (a * g, g)]
         products = flat[0] @ flat[0].T + flat[1] @ flat[1].T
+    elif layer.kind == "lookup":  # the input is a row's number: gradients meet where that is the same
+        rows, signals = a.reshape(n * slots), g.reshape(n * slots, -1)
+        return _by_sample(jnp.where(rows[:, None] == rows[None, :], signals @ signals.T, 0), n)
     else:
         if layer.owner is None:
             inner = jnp.einsum("nsd,msd->snm", a, a) + layer.bias
@@ -124,8 +129,24 @@ def layer_gram(factor: Factor) -> Float[Array, "n n"]:
         flat = [v.reshape(n * slots, -1) for v in (a, g)]
         products = (flat[0] @ flat[0].T + layer.bias) * (flat[1] @ flat[1].T)
     owner = layer.owner.reshape(-1)
-    products = jnp.where(owner[:, None] == owner[None, :], products, 0)
-    return jnp.sum(products.reshape(n, slots, n, slots), axis=(1, 3))
+    return _by_sample(jnp.where(owner[:, None] == owner[None, :], products, 0), n)
+
+
+def _by_sample(products: Float[Array, "rows rows"], n: int) -> Float[Array, "n n"]:
+    return jnp.sum(products.reshape(n, len(products) // n, n, -1), axis=(1, 3))
+
+
+def _gradients_are_cheaper(a: Array, g: Array) -> bool:  # in multiplications, than all pairs of tokens
+    n, slots, inner, outer = *a.shape, g.shape[2]
+    return outer * inner * (slots + n) <= n * slots**2 * (inner + outer)
+
+
+def _of_gradients(layer: Layer, g: Float[Array, "n slots outer"]) -> Float[Array, "n n"]:
+    """Where all slots met one copy: every sample's gradient, formed, and the products of these."""
+    form = "nsi,nsi->ni" if layer.kind == "scale" else "nsi,nso->nio"
+    kernel = jnp.einsum(form, layer.input, g).reshape(len(g), -1)
+    bias = jnp.sum(g, axis=1)
+    return kernel @ kernel.T + (bias @ bias.T if layer.bias else 0)
 
 
 class Blocks(NamedTuple):

@@ -28,10 +28,12 @@ LEARNERS: dict[str, Found] = {
     "ppo": "sphere.algos.ppo:PPO",
     "td3": "sphere.algos.td3:TD3",
     "td3-bc": "sphere.algos.td3_bc:TD3BC",
+    "classifier": "sphere.algos.classifier:Classifier",
 }
 SOURCES: dict[str, Found] = {
     "environments": "sphere.envs.source:Environments",
     "offline": "sphere.data.offline:Offline",
+    "stream": "sphere.data.streams:Stream",
 }
 METHODS: dict[str, Found] = {
     "sphere": "sphere.methods.sphere:Sphere",
@@ -50,6 +52,12 @@ SUITES: dict[str, Found] = {
     "metaworld": "sphere.envs.metaworld:MetaWorld",
     "humanoidbench": "sphere.envs.humanoidbench:HumanoidBench",
 }
+STREAMS: dict[str, Found] = {
+    "cifar100": "sphere.data.cifar100:CIFAR100",
+    "newsgroups": "sphere.data.newsgroups:Newsgroups",
+    "squares": "sphere.data.squares:Squares",
+}
+"""Labelled data that streams are made of."""
 PRESETS: dict[str, Found] = {}
 """Those from outside; ours are in `sphere.presets`."""
 
@@ -74,6 +82,11 @@ def register_method(method: type) -> type:
 def register_suite(name: str, suite: Any) -> Any:
     """Add a suite of environments (`sphere.envs.Suite`): its tasks are then `name/task`."""
     return _add(SUITES, "suite", name, suite)
+
+
+def register_stream(name: str, data: Any) -> Any:
+    """Add a labelled data set (`sphere.data.labelled.DataSet`): its tasks are then `name/0`, `name/1`, ..."""
+    return _add(STREAMS, "labelled data set", name, data)
 
 
 def register_preset(name: str, config: Any) -> Any:
@@ -109,6 +122,10 @@ def method(name: str) -> type:
 
 def suite(name: str) -> Any:
     return _find(SUITES, "suite", name)
+
+
+def stream(name: str) -> Any:
+    return _find(STREAMS, "labelled data set", name)
 
 
 def _find(place: dict[str, Found], kind: str, name: str) -> Found:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
-from sphere.nets.trace import Mixture, Trace, expert_signals, output_signals, traces_of, trunks_of
+from sphere.nets.trace import Mixture, Trace, expert_signals, output_signals, sampled, traces_of, trunks_of
 from sphere.penalty import (
     Gram,
     anisotropy,
@@ -58,6 +58,9 @@ class PenaltyConfig:
     placement: Placement = "actor"
     mixtures: Literal["last", "all"] = "last"
     """Of a network with several mixtures: the last alone, or the sum over all of them."""
+    rows: int | None = None
+    """Of a network of tokens: A is made of at most so many tokens of a batch, spread evenly. None: of all, exact;
+    the cost grows with their square."""
     target_scale: float = 1.0
     """fixed-scale: alpha in ||A - alpha I||^2."""
     entropy_weight: float = 1.0
@@ -73,8 +76,14 @@ def layer_gram(mixture: Mixture, layer: int = -1) -> Gram:
     """Of A_l, the Gram of the gate-weighted features after one hidden layer, by the cheapest route."""
     weighted = mixture.weighted(layer)
     if mixture.aligned:
-        return gram(weighted.reshape(weighted.shape[0], -1))
-    return routed_gram(weighted, mixture.expert, mixture.num_experts)
+        found = gram(weighted.reshape(weighted.shape[0], -1))
+    else:
+        found = routed_gram(weighted, mixture.expert, mixture.num_experts)
+    if mixture.real is None:
+        return found
+    # padding adds nothing to Phi^T Phi; A is the mean over the other rows
+    ratio = len(mixture.real) / jnp.maximum(jnp.sum(mixture.real, dtype=found.trace.dtype), 1)
+    return Gram(ratio * found.trace, ratio**2 * found.square, found.size)
 
 
 def feature_blocks(mixture: Mixture, layer: int = -1) -> Float[Array, "n experts width"]:
@@ -207,8 +216,13 @@ def terms(
 def _places(config: PenaltyConfig, net: Any, x: Array, traces: Mapping[str, Trace]) -> list[Place]:
     found = []
     for name, trunk in trunks_of(net).items():
-        count = len(traces[name].mixtures)
-        found += [Place(trunk, x, traces[name], i) for i in range(0 if config.mixtures == "all" else count - 1, count)]
+        trace = traces[name]
+        if config.rows is not None:
+            trace = Trace(tuple(sampled(mixture, config.rows) for mixture in trace.mixtures), trace.layers)
+        count = len(trace.mixtures)
+        found += [Place(trunk, x, trace, i) for i in range(0 if config.mixtures == "all" else count - 1, count)]
+    if config.variant in ALL_EXPERTS and config.rows is not None:
+        raise ValueError(f"penalty variant {config.variant!r} takes all rows of a batch; leave rows={config.rows} out")
     if config.variant in ALL_EXPERTS and not all(place.mixture.complete for place in found):
         raise ValueError(
             f"penalty variant {config.variant!r} looks at all experts of every sample, but only the chosen ones were "

@@ -42,7 +42,9 @@ PURE = (
     *("diagnostics", "methods", "algos"),
 )
 GENERAL = ("training", "storage", "launch", "report")
-PARTICULAR = re.compile(r"sphere\.(algos\.(ppo|td3)|methods|envs\.(metaworld|humanoidbench|probes)|presets|choices)")
+PARTICULAR = re.compile(
+    r"sphere\.(algos\.(ppo|td3|classifier)|methods|envs\.(metaworld|humanoidbench|probes)|presets|choices)"
+)
 """Learners, methods and suites: the general rooms know none of them."""
 LIBRARIES = {"jax", "numpy", "equinox", "optax", "jaxtyping"}
 STANDARD = {"copy", "math", "operator", "difflib", "functools", "inspect", "dataclasses", "typing", "collections.abc"}

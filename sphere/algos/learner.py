@@ -31,6 +31,8 @@ class DataSpec(NamedTuple):
     low: tuple[float, ...] = ()
     """The lowest action; empty where data have no actions."""
     high: tuple[float, ...] = ()
+    vocabulary: int = 0
+    """Observations are ids below this, 0 for padding; 0: they are numbers."""
 
 
 class Clock(NamedTuple):

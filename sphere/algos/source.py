@@ -104,6 +104,9 @@ class SourceSettings(Protocol):
 
     kind: ClassVar[str]
 
+    def check(self, task: str) -> None:
+        """Refuse a task that it does not have, in a sentence."""
+
     def divide(self, runs: int, sharing: int) -> list[int]:
         """How many runs each group has; groups collect and learn independently of each other."""
 

@@ -1,12 +1,42 @@
-"""`sphere data record metaworld`: a data set of the package's scripted policies, for learning offline."""
+"""`sphere data`: get labelled data sets, checked; record the scripted policies' episodes, for learning offline."""
 
+import importlib
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
 
 import tyro
 
 from sphere.errors import UserError, in_range, unknown
 
-USAGE = "usage: sphere data record metaworld [options]; --help for more"
+USAGE = """usage: sphere data get NAME             a labelled data set, checked: cifar100 or newsgroups
+       sphere data record metaworld    a data set of the scripted policies' episodes; --help for more"""
+
+SETS = {"cifar100": "sphere.data.cifar100", "newsgroups": "sphere.data.newsgroups"}
+"""Modules with the ADDRESS of an archive and `install`, which checks it."""
+
+
+@dataclass(frozen=True)
+class Get:
+    """Get a labelled data set, checked against its published sums."""
+
+    name: tyro.conf.Positional[str]
+    source: Annotated[Path | None, tyro.conf.arg(name="from")] = None
+    """An archive instead of a download."""
+
+
+def get(arguments: list[str]) -> None:
+    from sphere.data.labelled import download
+
+    options = tyro.cli(Get, prog="sphere data get", args=arguments)
+    if options.name not in SETS:
+        raise unknown("data set to get", options.name, SETS)
+    module = importlib.import_module(SETS[options.name])
+    if options.source is not None:
+        place = module.install(options.source)
+    else:
+        place = download(module.ADDRESS, module.file().parent, module.install, print)
+    print(f"installed in {place}")
 
 
 @dataclass(frozen=True)
@@ -35,12 +65,21 @@ class Record:
 
 
 def data(arguments: list[str]) -> None:
-    if arguments[:2] != ["record", "metaworld"]:
-        if not arguments or arguments[0] in ("-h", "--help"):
-            print(USAGE)
-            return
-        raise UserError(f"sphere data {' '.join(arguments[:2])}: there is only `sphere data record metaworld`")
-    options = tyro.cli(Record, prog="sphere data record metaworld", args=arguments[2:])
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(USAGE)
+    elif arguments[0] == "get":
+        get(arguments[1:])
+    elif arguments[:2] == ["record", "metaworld"]:
+        record_metaworld(arguments[2:])
+    else:
+        raise UserError(
+            f"sphere data {' '.join(arguments[:2])} is not known; use sphere data get NAME "
+            "or sphere data record metaworld"
+        )
+
+
+def record_metaworld(arguments: list[str]) -> None:
+    options = tyro.cli(Record, prog="sphere data record metaworld", args=arguments)
     from sphere import envs
     from sphere.data.record import record, write
     from sphere.data.recorded import minari

@@ -145,7 +145,7 @@ def evaluate_table(directory: Path, episodes: int, tasks: tuple[str, ...]) -> st
     if episodes < 1:
         raise UserError(f"--episodes {episodes}; want at least 1")
     wanted = [config.full_name(task) for task in tasks]
-    check_tasks(config.suite, wanted)
+    check_tasks(config, wanted)
     fleet = SavedFleet.open(directory)
     score = config.source.score(config.suite)
     once = "success_once" if score == "success_at_end" else None

@@ -28,8 +28,8 @@ USAGE = """usage: sphere COMMAND ...
   demo     four agents, minutes:      sphere demo
   render   film a policy:             sphere render runs/first --task metaworld/push --out push.gif
   assets   get a suite's files:       sphere assets humanoidbench
+  data     labelled or recorded sets: sphere data get cifar100, sphere data record metaworld
   heldout  states to compare r_e(K):  sphere heldout humanoidbench
-  data     record a data set:         sphere data record metaworld
   verify   compare with references:   sphere verify update, sphere verify metaworld
   bench    measure this machine:      sphere bench update
 

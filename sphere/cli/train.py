@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import tyro
 
 from sphere import registry
-from sphere.errors import UserError, unknown
+from sphere.errors import UserError
 from sphere.training.settings import FleetConfig
 
 
@@ -166,7 +166,7 @@ def settings(arguments: list[str]) -> tuple[FleetConfig, Output, list[str]]:
     words = _check_method_options(_full_tasks(rest, start.suite), chosen)
     config, output = _parse(start, words, f"sphere train --preset {name or 'NAME'}")
     config = dataclasses.replace(config, vary=_vary(varied))
-    check_tasks(config.suite, config.tasks)
+    check_tasks(config, config.tasks)
     if actor == "ppo-10x":
         config = tenfold(config, *_sizes(config))
     return config, output, [word for word in (name, kind, actor, method) if word]
@@ -180,13 +180,9 @@ def _sizes(config: FleetConfig) -> tuple[int, int]:
         return pool.single_observation_space.shape[0], pool.single_action_space.shape[0]
 
 
-def check_tasks(suite: str, tasks: Iterable[str]) -> None:
-    from sphere import envs
-
-    known = [f"{suite}/{one}" for one in envs.tasks(suite)]
+def check_tasks(config: FleetConfig, tasks: Iterable[str]) -> None:
     for task in tasks:
-        if task not in known:
-            raise unknown("task", task, known)
+        config.source.check(task)
 
 
 def train(arguments: list[str]) -> None:

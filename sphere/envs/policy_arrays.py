@@ -52,7 +52,7 @@ def _router(trunk: MoE) -> dict[str, Any]:
     return named | _mlp("gate", router.gate)
 
 
-def _mlp(name: str, mlp: MLP) -> dict[str, Any]:
+def _mlp(name: str, mlp: Any) -> dict[str, Any]:
     named = _linear(f"{name}/{len(mlp.hidden)}", mlp.head)
     for i, layer in enumerate(mlp.hidden):
         named |= _linear(f"{name}/{i}", layer)

@@ -18,7 +18,7 @@ from sphere.envs.pool import MANY, Pool
 from sphere.envs.rollouts import Rollouts
 from sphere.envs.statistics import Statistics, seen, standardised
 from sphere.envs.turns import Turns
-from sphere.errors import in_range
+from sphere.errors import in_range, unknown
 from sphere.nets import Explorer
 
 TOGETHER = 2
@@ -61,6 +61,12 @@ class Environments:
         """What is given of a suite's own settings."""
         given = {name: getattr(self, name) for name in ("goals", "horizon", "one_hot")}
         return {name: value for name, value in given.items() if value is not None}
+
+    def check(self, task: str) -> None:
+        suite = task.split("/")[0]
+        known = [f"{suite}/{one}" for one in envs.tasks(suite)]
+        if task not in known:
+            raise unknown("task", task, known)
 
     def columns(self, suite: str) -> tuple[str, ...]:
         return COLUMNS

@@ -10,7 +10,10 @@ from functools import cache
 from sphere.errors import unknown
 from sphere.experiments.experiment import Experiment
 
-MODULES = ("ablations", "by_method", "correlations", "features", "off_policy", "over_training", "rho", "runtime")
+MODULES = (
+    *("ablations", "by_method", "correlations", "features", "off_policy", "over_training", "rho", "runtime"),
+    "streams",
+)
 
 
 @cache

@@ -61,6 +61,8 @@ def at_scale(config: FleetConfig, scale: Scale, seeds: tuple[int, ...]) -> Fleet
     config = dataclasses.replace(config, seeds=seeds)
     if scale == "paper":
         return config
+    if config.source.kind == "stream":
+        return _shorter_stream(config, scale)
     if scale == "small":
         shorter = dataclasses.replace(config.evaluation, every=config.evaluation.every // 10)
         return dataclasses.replace(config, steps_per_task=config.steps_per_task // 10, evaluation=shorter)
@@ -76,6 +78,25 @@ def at_scale(config: FleetConfig, scale: Scale, seeds: tuple[int, ...]) -> Fleet
         steps_per_task=1024,
         source=dataclasses.replace(config.source, horizon=50),
         evaluation=Evaluation(every=256, episodes=2, heldout=32),
+        checkpoint_every=2,
+    )
+
+
+def _shorter_stream(config: FleetConfig, scale: Scale) -> FleetConfig:
+    """small: a tenth of the tasks. smoke: two tasks, a small network, a few examples."""
+    if scale == "small":
+        return dataclasses.replace(config, tasks=config.tasks[: max(2, len(config.tasks) // 10)])
+    net, source = config.learner.actor, config.source
+    encoder = net.transformer and dataclasses.replace(net.transformer, layers=1, heads=2, width=16)
+    few = dataclasses.replace(net, width=16, experts=min(net.experts, 8), transformer=encoder)
+    classes = min(source.classes, 5)
+    config = with_learner(config, actor=few, examples=4 * classes, batch_size=2 * classes)
+    return dataclasses.replace(
+        config,
+        tasks=config.tasks[:2],
+        steps_per_task=8 * classes,
+        source=dataclasses.replace(source, classes=classes, per_class=4, test_per_class=10, length=32, vocabulary=1000),
+        evaluation=Evaluation(heldout=8),
         checkpoint_every=2,
     )
 

@@ -71,7 +71,7 @@ class CChain(Method):
     def term(self, own: Any, look: Look) -> Term | None:
         if not self.acts_on(look.role):
             return None
-        means = [net(look.other_obs)[0].mean for net in (look.net, look.build(own["previous"]))]
+        means = [net.act(look.other_obs) for net in (look.net, look.build(own["previous"]))]
         churn = jnp.mean(jnp.square(means[0] - jax.lax.stop_gradient(means[1])))
         # Nothing to compare with in the first step; the published code waits for one more.
         return Term(jnp.where(own["steps"] < 2, 0.0, churn), own["weight"])

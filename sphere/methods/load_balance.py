@@ -7,7 +7,7 @@ from operator import add
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from sphere.methods.method import Look, Method, Role, Term
 from sphere.nets import NetConfig, traces_of
@@ -21,15 +21,19 @@ ALWAYS_EVEN = {
 }
 
 
-def imbalance(routing: Routing) -> Float[Array, ""]:
+def imbalance(routing: Routing, real: Bool[Array, " n"] | None = None) -> Float[Array, ""]:
     """E sum_i f_i P_i over the routed experts: f_i the share of all selections that went to i, P_i its mean
     probability.
 
-    1 where both are uniform, up to E where one expert takes all. The gradient flows through P.
+    1 where both are uniform, up to E where one expert takes all. The gradient flows through P. `real`: rows that are no
+    padding.
     """
     chosen = routing.chosen[:, routing.shared :].astype(routing.probability.dtype)
     share = jnp.sum(chosen, axis=0) / jnp.sum(chosen)
-    return chosen.shape[1] * jnp.sum(share * jnp.mean(routing.probability, axis=0))
+    probability = routing.probability
+    if real is not None:
+        probability = jnp.where(real[:, None], probability, 0) * (len(real) / jnp.maximum(jnp.sum(real), 1))
+    return chosen.shape[1] * jnp.sum(share * jnp.mean(probability, axis=0))
 
 
 @dataclass(frozen=True)
@@ -59,5 +63,5 @@ class LoadBalance(Method):
         if not self.acts_on(look.role):
             return None
         mixtures = [mixture for trace in traces_of(look.trace).values() for mixture in trace.mixtures]
-        found = [imbalance(mixture.routing) for mixture in mixtures if mixture.routing is not None]
+        found = [imbalance(mixture.routing, mixture.real) for mixture in mixtures if mixture.routing is not None]
         return Term(reduce(add, found), self.weight) if found else None

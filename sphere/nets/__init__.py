@@ -1,7 +1,7 @@
 """Networks as values: `net(x, taps=None) -> (output, trace)`. See `trace.py` for taps and traces."""
 
 from sphere.nets.build import NetConfig, build, parameter_count, widened, with_temperature
-from sphere.nets.heads import DeterministicActor, Explorer, Gaussian, GaussianActor, Trunk, TwinQ, Value
+from sphere.nets.heads import DeterministicActor, Explorer, Gaussian, GaussianActor, Logits, Trunk, TwinQ, Value
 from sphere.nets.mlp import MLP, LayerNorm, Linear
 from sphere.nets.moe import MoE, with_compute
 from sphere.nets.routers import DeepSeek, ExpertChoice, Soft, TopK
@@ -17,6 +17,7 @@ from sphere.nets.trace import (
     trunks_of,
     zero_taps,
 )
+from sphere.nets.transformer import Transformer, TransformerConfig
 
 __all__ = [
     "MLP",
@@ -29,6 +30,7 @@ __all__ = [
     "Layer",
     "LayerNorm",
     "Linear",
+    "Logits",
     "Mixture",
     "MoE",
     "NetConfig",
@@ -37,6 +39,8 @@ __all__ = [
     "Soft",
     "TopK",
     "Trace",
+    "Transformer",
+    "TransformerConfig",
     "Trunk",
     "TwinQ",
     "Value",

@@ -13,6 +13,7 @@ from sphere.errors import in_range
 from sphere.nets.mlp import MLP
 from sphere.nets.moe import Compute, MoE
 from sphere.nets.routers import DeepSeek, ExpertChoice, Soft, TopK
+from sphere.nets.transformer import Transformer, TransformerConfig, build_transformer, mixture_of
 
 Kind = Literal["mlp", "top-k", "dense", "deepseek", "soft", "expert-choice"]
 
@@ -27,7 +28,7 @@ class NetConfig:
     """Units of a hidden layer (of one expert; `deepseek` divides them by `split`)."""
     depth: int = 3
     """Hidden layers."""
-    activation: Literal["relu", "tanh"] = "relu"
+    activation: Literal["relu", "tanh", "gelu"] = "relu"
     layer_norm: bool = False
     """LayerNorm after each hidden linear layer, before the activation, in experts and gate."""
     experts: int = 10
@@ -48,6 +49,9 @@ class NetConfig:
     """expert-choice: experts that a sample meets on average."""
     group_size: int = 64
     """expert-choice: samples that an expert chooses among."""
+    transformer: TransformerConfig | None = None
+    """Set: an encoder whose feed-forward parts are top-k mixtures with these experts. The gate of each is one linear
+    layer."""
     compute: Compute = "auto"
     """dense: every expert on every sample; grouped: only the chosen ones; auto: by size and device."""
 
@@ -56,14 +60,19 @@ class NetConfig:
         in_range(self, {**dict.fromkeys(positive, (1, None)), "shared": (0, None)})
 
 
-def build(config: NetConfig, inner: int, outer: int, *, key: PRNGKeyArray) -> MLP | MoE:
-    """A trunk from `inner` inputs to `outer` outputs. The gate of a mixture has the hidden shape of an expert."""
-    return _build(config, inner, outer, key)
+def build(
+    config: NetConfig, inner: int, outer: int, *, key: PRNGKeyArray, vocabulary: int = 0
+) -> MLP | MoE | Transformer:
+    """A trunk from `inner` inputs to `outer` outputs. The gate of a mixture has the hidden shape of an expert.
+    `vocabulary`: a Transformer reads ids below it; 0: it reads an image."""
+    return _build(config, inner, outer, vocabulary, key)
 
 
 @eqx.filter_jit  # one compilation instead of one per initialiser and shape: a second instead of ten
-def _build(config: NetConfig, inner: int, outer: int, key: PRNGKeyArray) -> MLP | MoE:
+def _build(config: NetConfig, inner: int, outer: int, vocabulary: int, key: PRNGKeyArray) -> MLP | MoE | Transformer:
     c = config
+    if c.transformer is not None:
+        return _transformer(c, c.transformer, inner, outer, vocabulary, key)
     shape: dict[str, Any] = {"depth": c.depth, "activation": c.activation, "layer_norm": c.layer_norm}
     if c.kind == "mlp":
         return MLP(inner, outer, c.width, **shape, key=key)
@@ -95,12 +104,30 @@ def _build(config: NetConfig, inner: int, outer: int, key: PRNGKeyArray) -> MLP 
     return MoE(router, number, expert_inner, outer, width, **shape, compute=c.compute, key=expert_key)
 
 
-def with_temperature(trunk: MLP | MoE, temperature: Float[Array, ""]) -> MLP | MoE:
-    """The same network with another gate temperature, which may be traced; a dense network has none."""
-    if isinstance(trunk, MLP):
-        return trunk
-    value = jnp.asarray(temperature, trunk.router.temperature.dtype)
-    return eqx.tree_at(lambda net: net.router.temperature, trunk, value)
+def _transformer(
+    c: NetConfig, encoder: TransformerConfig, inner: int, outer: int, vocabulary: int, key: PRNGKeyArray
+) -> Transformer:
+    if c.kind != "top-k":
+        raise ValueError(f"a transformer has mixtures of the kind 'top-k', not {c.kind!r}; set kind to top-k")
+
+    def mixture(key: PRNGKeyArray) -> MoE:
+        shape: dict[str, Any] = {"depth": c.depth, "activation": c.activation, "layer_norm": c.layer_norm}
+        shape |= {"softmax": encoder.softmax, "compute": c.compute}
+        return mixture_of(encoder.width, c.experts, c.top_k, c.temperature, c.width, **shape, key=key)
+
+    return build_transformer(encoder, mixture, inner, outer, vocabulary, key=key)
+
+
+def with_temperature(trunk: Any, temperature: Float[Array, ""]) -> Any:
+    """The same network with another gate temperature, which may be traced, in all its mixtures; a dense network has
+    none."""
+
+    def found(net: Any) -> list[Any]:
+        nodes = jax.tree.leaves(net, is_leaf=lambda node: isinstance(node, MoE))
+        return [node.router.temperature for node in nodes if isinstance(node, MoE)]
+
+    old = found(trunk)
+    return eqx.tree_at(found, trunk, [jnp.asarray(temperature, one.dtype) for one in old]) if old else trunk
 
 
 def parameter_count(net: eqx.Module) -> int:

@@ -160,6 +160,28 @@ class Value(eqx.Module):
         return value[:, 0], trace
 
 
+class Logits(eqx.Module):
+    """A classifier: the trunk gives a logit for every class."""
+
+    trunk: Trunk
+
+    @property
+    def trunks(self) -> dict[str, Any]:
+        return {"": self.trunk}
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return self.trunk.input_shape
+
+    def __call__(
+        self, x: Float[Array, "n *input"], taps: tuple[Array, ...] | None = None
+    ) -> tuple[Float[Array, "n classes"], Trace]:
+        return self.trunk(x, taps)
+
+    def act(self, x: Float[Array, "n *input"]) -> Float[Array, "n classes"]:
+        return self(x)[0]
+
+
 class TwinQ(eqx.Module):
     """Two independent action values Q(s, a), for clipped double Q-learning."""
 

@@ -1,6 +1,7 @@
 """Linear layers and the multilayer perceptron, alone or as a bank with a leading expert axis."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -12,7 +13,11 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from sphere.checks import checked
 from sphere.nets.trace import Mixture, Recorder, Trace
 
-ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"relu": jax.nn.relu, "tanh": jnp.tanh}
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "relu": jax.nn.relu,
+    "tanh": jnp.tanh,
+    "gelu": partial(jax.nn.gelu, approximate=False),
+}
 
 
 def transpose_kernel(leaf: Array) -> Array:

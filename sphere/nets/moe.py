@@ -6,12 +6,12 @@ from typing import Any, Literal
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from sphere.checks import checked
 from sphere.nets import dispatch
 from sphere.nets.mlp import MLP, readable
-from sphere.nets.routers import DeepSeek, ExpertChoice, Soft, TopK
+from sphere.nets.routers import DeepSeek, ExpertChoice, Soft, TopK, without_padding
 from sphere.nets.trace import Mixture, Recorder, Trace
 
 Compute = Literal["auto", "dense", "grouped"]
@@ -81,9 +81,14 @@ class MoE(eqx.Module):
         object.__setattr__(other, "compute", compute)
         return other
 
-    def mix(self, x: Float[Array, "n inner"], recorder: Recorder) -> Float[Array, "n outer"]:
-        """As a part of a larger network: one mixture of it."""
-        weight, expert, inputs, routing, aligned, tokens = self.router(x, recorder)
+    def mix(
+        self, x: Float[Array, "n inner"], recorder: Recorder, real: Bool[Array, " n"] | None = None
+    ) -> Float[Array, "n outer"]:
+        """As a part of a larger network: one mixture of it. `real`: rows that are no padding; others are not routed."""
+        plan = self.router(x, recorder)
+        if real is not None:
+            plan = without_padding(plan, real, self.num_experts)
+        weight, expert, inputs, routing, aligned, tokens = plan
         how: str = self.compute
         if how == "auto":
             how = pick_compute(self.num_experts, tokens, x.shape[0], self.experts.head.kernel.shape[-2])
@@ -108,6 +113,7 @@ class MoE(eqx.Module):
                 num_experts=self.num_experts,
                 aligned=aligned,
                 complete=complete,
+                real=real,
             )
         )
         return jnp.einsum("ns,nso->no", weight, expert_output)

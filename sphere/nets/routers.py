@@ -5,12 +5,13 @@ weight, and what the router decided in all (`Routing`).
 """
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Literal, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from sphere.nets.mlp import MLP, Linear
 from sphere.nets.trace import Recorder, Routing
@@ -37,21 +38,54 @@ def _spread(weight: Float[Array, "n k"], expert: Int[Array, "n k"], num_experts:
     return jnp.einsum("nk,nke->ne", weight, hot), jnp.sum(hot, axis=1) > 0
 
 
+def without_padding(plan: Plan, real: Bool[Array, " n"], num_experts: int) -> Plan:
+    """The same plan with nothing for rows that are padding: no expert, no weight."""
+    rows, routing = real[:, None], plan.routing
+    shown = eqx.tree_at(
+        lambda r: (r.gate, r.chosen), routing, (jnp.where(rows, routing.gate, 0), rows & routing.chosen)
+    )
+    return plan._replace(
+        weight=jnp.where(rows, plan.weight, 0), expert=jnp.where(rows, plan.expert, num_experts), routing=shown
+    )
+
+
+class LinearGate(eqx.Module):
+    """A router of one linear layer without bias, as on the tokens of a Transformer; it has no hidden units."""
+
+    head: Linear
+
+    def __init__(self, inner: int, num_experts: int, *, key: PRNGKeyArray):
+        self.head = Linear(inner, num_experts, bias=False, key=key)
+
+    def forward(self, x: Array, record: Callable[[str, Array, Array, bool], Array]) -> tuple[Array, tuple[Array, ...]]:
+        """Logits, and as its features what it reads."""
+        return record("linear", x, self.head(x), False), (x,)
+
+
 class TopK(eqx.Module):
     """The K largest logits, chosen by index (a threshold would keep more than K on ties); softmax over those K.
 
-    With K = E this is the dense MoE: every expert on every sample, softmax over all.
+    With softmax="all" it is taken over all experts and the entries of the chosen ones are kept, not renormalised
+    (Switch, V-MoE). With K = E both are the dense MoE: every expert on every sample.
     """
 
-    gate: MLP
+    gate: MLP | LinearGate
     temperature: Float[Array, ""]  # an array so that a sweep may vary it; never trained
     top_k: int = eqx.field(static=True)
+    softmax: Literal["chosen", "all"] = eqx.field(static=True)
 
-    def __init__(self, gate: MLP, top_k: int, temperature: float = 1.0):
+    def __init__(
+        self,
+        gate: MLP | LinearGate,
+        top_k: int,
+        temperature: float = 1.0,
+        softmax: Literal["chosen", "all"] = "chosen",
+    ):
         num_experts = gate.head.kernel.shape[-1]
         if not 1 <= top_k <= num_experts:
             raise ValueError(f"top_k={top_k} experts of {num_experts} cannot be chosen; use 1 to {num_experts}")
         self.gate, self.top_k, self.temperature = gate, top_k, _temperature(temperature)
+        self.softmax = softmax
 
     def __call__(self, x: Float[Array, "n in"], recorder: Recorder) -> Plan:
         logits, hidden = self.gate.forward(x, recorder.part("gate"))
@@ -63,7 +97,7 @@ class TopK(eqx.Module):
             routing = Routing(logits, probability, probability, jnp.ones(logits.shape, bool), hidden[-1])
             return Plan(probability, expert, x, routing, True, n * num_experts)
         best, expert = jax.lax.top_k(logits, self.top_k)
-        weight = jax.nn.softmax(best)
+        weight = jnp.take_along_axis(probability, expert, axis=1) if self.softmax == "all" else jax.nn.softmax(best)
         routing = Routing(logits, probability, *_spread(weight, expert, num_experts), hidden[-1])
         return Plan(weight, expert, x, routing, False, n * self.top_k)
 

@@ -30,7 +30,8 @@ class Layer(eqx.Module):
     """One parametrised layer as one batch saw it."""
 
     input: Float[Array, "n slots inner"]
-    """`linear`: the input a. `scale` (the affine part of LayerNorm): the normalised input."""
+    """`linear`: the input a. `scale` (the affine part of LayerNorm): the normalised input. `lookup`: the row's
+    number."""
     output: Float[Array, "n slots outer"]
     """The pre-activation, tap included."""
     owner: Int[Array, "n slots"] | None
@@ -41,6 +42,8 @@ class Layer(eqx.Module):
     bias: bool = eqx.field(static=True)
     mixture: int | None = eqx.field(static=True)
     """The mixture that a gate or expert layer belongs to, its place in `Trace.mixtures`; None where it is shared."""
+    one_copy: bool = eqx.field(static=True, default=False)
+    """All tokens of a sample used the same copy of the parameters."""
 
 
 class Routing(eqx.Module):
@@ -75,6 +78,8 @@ class Mixture(eqx.Module):
     aligned: bool = eqx.field(static=True)
     complete: bool = eqx.field(static=True)
     """Every expert was computed for every row; if not, what was not chosen is zero."""
+    real: Bool[Array, " n"] | None = None
+    """Rows that are no padding; None: all. Padding has no expert and no weight."""
 
     @property
     def features(self) -> Float[Array, "n slots width"]:
@@ -84,6 +89,25 @@ class Mixture(eqx.Module):
     def weighted(self, layer: int = -1) -> Float[Array, "n slots width"]:
         """Gate-weighted features h_e a_e of one hidden layer, slot by slot."""
         return self.weight[:, :, None] * self.hidden[layer]
+
+
+def sampled(mixture: Mixture, most: int, fill: bool = False) -> Mixture:
+    """At most so many rows, spread evenly over those that are no padding, the same ones for the same batch. Where
+    there are fewer, all of them; the rest is padding or, with `fill`, some of them again."""
+    n = len(mixture.weight)
+    if mixture.real is None and n <= most:
+        return mixture
+    most = min(most, n)
+    real = jnp.ones(n, bool) if mixture.real is None else mixture.real
+    found = jnp.sum(real, dtype=jnp.int32)
+    count = found if fill else jnp.maximum(found, most)
+    place = jnp.arange(most, dtype=jnp.int32)
+    first, end = place * count // most, (place + 1) * count // most
+    within = (place * 40503) % 65536  # by the golden ratio: not always the same place of its part
+    rank = first + within * (end - first) // 65536
+    rows = jnp.argsort(~real, stable=True)[rank]  # padding stands behind all others
+    taken = jax.tree.map(lambda leaf: leaf[rows], mixture)
+    return eqx.tree_at(lambda m: m.real, taken, None) if fill and mixture.real is not None else taken
 
 
 class Trace(eqx.Module):
@@ -129,7 +153,8 @@ class Recorder:
                 output = output + to_bank(self._rows(self.taps[len(self.layers)]))
             seen, given = to_slots(inputs), to_slots(output)
             who = self._owner(owner, given)
-            self.layers.append(Layer(self._samples(seen), self._samples(given), who, kind, part, bias, mixture))
+            one = owner is None and self.number is not None and given.shape[1] == 1
+            self.layers.append(Layer(self._samples(seen), self._samples(given), who, kind, part, bias, mixture, one))
             return output
 
         return record

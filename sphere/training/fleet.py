@@ -207,8 +207,16 @@ class Fleet:
             evaluate=config.evaluated_at(within),
             again=config.evaluated_again(index) if last else (),
             then=following[0] if last and following else None,
-            capture=last or within % config.checkpoint_every == 0,
+            capture=self._saved(number, within, last),
         )
+
+    def _saved(self, number: int, within: int, last: bool) -> bool:
+        """Whether there is a checkpoint after an iteration. Tasks shorter than `checkpoint_every` are not saved one by
+        one: a stream may have hundreds."""
+        every = self.config.checkpoint_every
+        if self.config.iterations_per_task < every:
+            return number % every == 0 or number == self.config.total_iterations
+        return last or within % every == 0
 
     def _cancel_queued(self) -> None:
         while self.queue:

@@ -111,7 +111,8 @@ class Training:
 
         score = self.score.removesuffix("_at_end")
         facts = {score: mean(f"evaluation/{self.score}"), "r_e(K)": mean("heldout/ntk_rank")}
-        others = "" if score == "return" else f"return {mean('evaluation/return'):>9.2f}   "
+        shown = score == "return" or not any("evaluation/return" in one for one in values)
+        others = "" if shown else f"return {mean('evaluation/return'):>9.2f}   "
         self.progress.facts = facts
         self.progress.say(
             f"{task:<28} {self.fleet.steps:>12,} steps   {score} {facts[score]:.2f}   {others}"

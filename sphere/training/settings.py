@@ -91,7 +91,7 @@ class FleetConfig:
     boundary: Boundary = Boundary()
     evaluation: Evaluation = Evaluation()
     checkpoint_every: int = 10
-    """Iterations between checkpoints; there is always one at the end of a task."""
+    """Iterations between checkpoints; there is always one at the end of a task, unless tasks are shorter than that."""
     wandb: str | None = None
     """Also send the metrics to this project of Weights & Biases; the package must be installed."""
     sharing: int = 1

@@ -1,0 +1,260 @@
+"""A Transformer encoder whose feed-forward parts are mixtures, as a classifier of images (ViT) or of text.
+
+Pre-LayerNorm, learned positions, mean pooling, a linear head; no dropout, no class token. Every token is routed by
+itself and none is dropped. Padding (id 0 of a text) is neither routed nor counted: no token attends to it, it is not
+pooled, no expert gets it, and A of a penalty is the mean over the other tokens.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from sphere.checks import checked
+from sphere.nets.mlp import LayerNorm, Linear, readable
+from sphere.nets.moe import Compute, MoE
+from sphere.nets.routers import LinearGate, TopK
+from sphere.nets.trace import Recorder, Trace
+
+Record = Callable[[str, Array, Array, bool], Array]
+
+PADDING = 0
+"""The id of what fills a text up to its length."""
+CHANNELS = 3
+
+
+@dataclass(frozen=True)
+class TransformerConfig:
+    """The encoder around the mixtures. What a mixture is (experts, top_k, temperature, width and depth of an expert)
+    is said by the network's other settings."""
+
+    layers: int = 4
+    """Blocks of attention and a mixture."""
+    heads: int = 8
+    width: int = 128
+    """Numbers of a token; a multiple of heads."""
+    patch: int = 4
+    """Images: a token is a square of so many pixels a side."""
+    softmax: Literal["chosen", "all"] = "chosen"
+    """Weights of experts by a softmax over the chosen ones (the paper) or over all, of which
+    the chosen ones' entries are kept (Switch, V-MoE). With top_k 1 and `chosen` every weight is 1: the router then
+    learns nothing from the loss."""
+
+    def __post_init__(self) -> None:
+        if min(self.layers, self.heads, self.width, self.patch) < 1 or self.width % self.heads:
+            raise ValueError(
+                f"transformer: layers={self.layers}, heads={self.heads}, width={self.width}, patch={self.patch}; "
+                "want 1 or more of each, and a width that is a multiple of heads"
+            )
+
+
+class Lookup(eqx.Module):
+    """Rows of a table by number."""
+
+    table: Float[Array, "rows width"]
+
+    def __init__(self, rows: int, width: int, deviation: float, *, key: PRNGKeyArray):
+        self.table = deviation * jax.random.normal(key, (rows, width))
+
+    def __call__(self, ids: Int[Array, " n"], record: Record) -> Float[Array, "n width"]:
+        # a layer's input is of real numbers; float32 holds every id below 2**24
+        return record("lookup", ids[:, None].astype(self.table.dtype), self.table[ids], False)
+
+
+class Words(eqx.Module):
+    """Texts as rows of ids, 0 for padding; ids may come as real numbers."""
+
+    words: Lookup
+    tokens: int = eqx.field(static=True)
+
+    def __init__(self, tokens: int, vocabulary: int, width: int, *, key: PRNGKeyArray):
+        self.words, self.tokens = Lookup(vocabulary, width, width**-0.5, key=key), tokens
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return (self.tokens,)
+
+    def real(self, x: Array) -> Bool[Array, "n tokens"] | None:
+        return x.astype(jnp.int32) != PADDING
+
+    def __call__(self, x: Array, record: Record) -> Float[Array, "rows width"]:
+        return self.words(x.astype(jnp.int32).reshape(-1), record)
+
+
+class Patches(eqx.Module):
+    """Square images as flat rows of numbers, in the order [height, width, channel]; a token is a square of pixels."""
+
+    linear: Linear
+    side: int = eqx.field(static=True)
+    patch: int = eqx.field(static=True)
+
+    def __init__(self, numbers: int, patch: int, width: int, *, key: PRNGKeyArray):
+        self.side, self.patch = math.isqrt(numbers // CHANNELS), patch
+        if CHANNELS * self.side**2 != numbers or self.side % patch:
+            raise ValueError(
+                f"an observation has {numbers} numbers, wanted a square image of {CHANNELS} channels whose side "
+                f"is a multiple of patch={patch}; choose another patch, or a network without a transformer"
+            )
+        self.linear = Linear(CHANNELS * patch**2, width, key=key)
+
+    @property
+    def tokens(self) -> int:
+        return (self.side // self.patch) ** 2
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return (CHANNELS * self.side**2,)
+
+    def real(self, x: Array) -> Bool[Array, "n tokens"] | None:
+        return None
+
+    def __call__(self, x: Array, record: Record) -> Float[Array, "rows width"]:
+        number = self.side // self.patch
+        squares = x.reshape(-1, number, self.patch, number, self.patch, CHANNELS)
+        rows = jnp.moveaxis(squares, 2, 3).reshape(-1, self.patch**2 * CHANNELS)
+        return record("linear", rows, self.linear(rows), True)
+
+
+class Attention(eqx.Module):
+    """softmax(q k^T / sqrt(d)) v in several heads, and a linear layer on all of them."""
+
+    query: Linear
+    key: Linear
+    value: Linear
+    output: Linear
+    heads: int = eqx.field(static=True)
+
+    def __init__(self, width: int, heads: int, *, key: PRNGKeyArray):
+        self.query, self.key, self.value, self.output = (Linear(width, width, key=k) for k in jax.random.split(key, 4))
+        self.heads = heads
+
+    def __call__(
+        self, h: Float[Array, "rows width"], tokens: int, real: Bool[Array, "n tokens"] | None, record: Record
+    ) -> Float[Array, "rows width"]:
+        rows, width = h.shape
+        q, k, v = (
+            record("linear", h, layer(h), True).reshape(-1, tokens, self.heads, width // self.heads)
+            for layer in (self.query, self.key, self.value)
+        )
+        scores = jnp.einsum("nqhd,nkhd->nhqk", q, k) / math.sqrt(width // self.heads)
+        if real is not None:  # finite, so that a text of nothing but padding has no NaN
+            scores = jnp.where(real[:, None, None, :], scores, 0.5 * jnp.finfo(scores.dtype).min)
+        mixed = jnp.einsum("nhqk,nkhd->nqhd", jax.nn.softmax(scores), v).reshape(rows, width)
+        return record("linear", mixed, self.output(mixed), True)
+
+
+class Block(eqx.Module):
+    """h + attention(norm(h)), then h + mixture(norm(h))."""
+
+    before_attention: LayerNorm
+    attention: Attention
+    before_mixture: LayerNorm
+    mixture: MoE
+
+    def __call__(
+        self, h: Float[Array, "rows width"], tokens: int, real: Bool[Array, "n tokens"] | None, recorder: Recorder
+    ) -> Float[Array, "rows width"]:
+        record = recorder.part("shared")
+        h = h + self.attention(normed(self.before_attention, h, record), tokens, real, record)
+        rows = None if real is None else real.reshape(-1)
+        return h + self.mixture.mix(normed(self.before_mixture, h, record), recorder, rows)
+
+
+def normed(norm: LayerNorm, h: Float[Array, "rows width"], record: Record) -> Float[Array, "rows width"]:
+    normal = norm.normalise(h)
+    return record("scale", normal, norm.affine(normal), True)
+
+
+class Transformer(eqx.Module):
+    """Embedding and positions, blocks, LayerNorm, the mean over tokens, a linear head."""
+
+    embed: Words | Patches
+    positions: Lookup
+    blocks: tuple[Block, ...]
+    norm: LayerNorm
+    head: Linear
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Of one sample."""
+        return self.embed.input_shape
+
+    @checked(readable)
+    def __call__(self, x: Array, taps: tuple[Array, ...] | None = None) -> tuple[Float[Array, "n outer"], Trace]:
+        recorder, tokens = Recorder(taps), self.embed.tokens
+        by_token = recorder.tokens(tokens)
+        record = by_token.part("shared")
+        real = self.embed.real(x)
+        place = jnp.tile(jnp.arange(tokens, dtype=jnp.int32), x.shape[0])
+        h = self.embed(x, record) + self.positions(place, record)
+        for block in self.blocks:
+            h = block(h, tokens, real, by_token)
+        pooled = mean_over_tokens(normed(self.norm, h, record).reshape(-1, tokens, h.shape[-1]), real)
+        return recorder.part("shared")("linear", pooled, self.head(pooled), True), recorder.finish()
+
+
+def mean_over_tokens(
+    h: Float[Array, "n tokens width"], real: Bool[Array, "n tokens"] | None
+) -> Float[Array, "n width"]:
+    """Of those that are no padding; 0 where all are."""
+    if real is None:
+        return jnp.mean(h, axis=1)
+    count = jnp.maximum(jnp.sum(real, axis=1, dtype=h.dtype), 1)
+    return jnp.sum(jnp.where(real[:, :, None], h, 0), axis=1) / count[:, None]
+
+
+def build_transformer(
+    config: TransformerConfig,
+    mixture: Callable[[PRNGKeyArray], MoE],
+    inner: int,
+    outer: int,
+    vocabulary: int,
+    *,
+    key: PRNGKeyArray,
+) -> Transformer:
+    """`inner`: ids of a text (with a vocabulary of so many) or numbers of an image (with 0)."""
+    keys = jax.random.split(key, 3 + config.layers)
+    embed: Words | Patches
+    if vocabulary:
+        embed = Words(inner, vocabulary, config.width, key=keys[0])
+    else:
+        embed = Patches(inner, config.patch, config.width, key=keys[0])
+
+    def block(key: PRNGKeyArray) -> Block:
+        one, two = jax.random.split(key)
+        attention = Attention(config.width, config.heads, key=one)
+        return Block(LayerNorm(config.width), attention, LayerNorm(config.width), mixture(two))
+
+    return Transformer(
+        embed,
+        Lookup(embed.tokens, config.width, 0.02, key=keys[1]),
+        tuple(block(k) for k in keys[3:]),
+        LayerNorm(config.width),
+        Linear(config.width, outer, key=keys[2]),
+    )
+
+
+def mixture_of(
+    width: int,
+    experts: int,
+    top_k: int,
+    temperature: float,
+    hidden: int,
+    *,
+    depth: int,
+    activation: str,
+    layer_norm: bool,
+    softmax: Literal["chosen", "all"],
+    compute: Compute,
+    key: PRNGKeyArray,
+) -> MoE:
+    """A Top-K mixture of MLPs on tokens, with a linear router without bias."""
+    one, two = jax.random.split(key)
+    router = TopK(LinearGate(width, experts, key=one), top_k, temperature, softmax)
+    shape = {"depth": depth, "activation": activation, "layer_norm": layer_norm, "compute": compute}
+    return MoE(router, experts, width, width, hidden, **shape, key=two)  # type: ignore[arg-type]
