@@ -92,12 +92,10 @@ COMMANDS = ["train", "train", "train", "resume", "eval", "show", "report", "expo
 OPTIONS = """--preset --out --dry-run --quiet --seeds --rho --tasks --method --actor --vary --steps-per-task --ppo.num-envs
 --ppo.batch-size --ppo.actor.width --ppo.actor.split --evaluation.every --evaluation.heldout --sphere.variant --learner
 --checkpoint-every --protocol --workers --sharing --host --port --score --every -o --scale --episodes --plugin""".split()
-VALUES = (
-    """probe-crl metaworld-crl sphere none cbp+layernorm top-k soft-moe 0 1 -1 2.5 1e9 1e999 nan inf reach-north $x '' /
+SHORT = """probe-crl metaworld-crl sphere none cbp+layernorm top-k soft-moe 0 1 -1 2.5 1e9 1e999 nan inf reach-north $x '' /
 /dev/null . .. % \\ {} [] -- - = a=b learning_rate=1 learning_rate= rho=nan 0.1 crl rl plan run report list table-1 smoke
 \x00 é 🙂 99999999999999999999""".split()
-    + ["", " ", "9" * 400, "a" * 5000]
-)
+VALUES = [*SHORT, "", " ", "9" * 400, "a" * 5000]
 
 
 def words(rng):
