@@ -202,7 +202,7 @@ def test_a_fleet_of_networks_is_a_vmap():
     [
         ({"top_k": 6}, "top_k=6 experts of 5 cannot be chosen; use 1 to 5"),
         ({"top_k": 0}, "top_k=0"),
-        ({"width": 0}, "sizes must be positive"),
+        ({"width": 0}, "want a whole number, at least 1"),
         ({"temperature": 0.0}, "temperature must be positive"),
         ({"kind": "deepseek", "width": 15}, "width=15 cannot be split into 2"),
         ({"kind": "deepseek", "shared": 4}, "shared=4 leaves no routed expert"),
