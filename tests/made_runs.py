@@ -45,7 +45,7 @@ SETTINGS = {
         "methods": {"sphere": {"variant": "last", "coefficient": "gradient-norm"}},
     },
     "source": {"kind": "environments", "normalise_observations": False, "workers": None},
-    "boundary": {"parameters": True, "optimiser": True, "learning_rate": False, "statistics": True, "mitigation": True},
+    "boundary": {"parameters": True, "optimiser": True, "learning_rate": False, "statistics": True, "methods": True},
     "evaluation": {"every": 1000, "episodes": 4, "retention": True},
     "sharing": 1,
     "plugins": [],
@@ -119,7 +119,8 @@ def write_run(path: Path, config: dict, *, stop_at: int | None = None, shift: fl
             every |= {"accuracy": good / 4, "loss": -float(good)}
             outcomes = {name: every[name] for name in columns}
             episodes.append(where | {"kind": kind, "seed": seed, "episode": number} | outcomes)
-        means = {"success_at_end": good / count, "success_once": good / count, "return": good, "length": 50}
+        once = min(good + (kind == "evaluation"), count)
+        means = {"success_at_end": good / count, "success_once": once / count, "return": good, "length": 50}
         means |= {"accuracy": good / 4, "loss": -good}
         values = {f"{kind}/{name}": means[name] for name in columns if name != "length"}
         if kind == "evaluation":
@@ -131,7 +132,7 @@ def write_run(path: Path, config: dict, *, stop_at: int | None = None, shift: fl
         metrics.append({"step": step, "task": tasks[index], "task_index": index, "wall": 1.0 + step, **values})
 
     for index, task in enumerate(tasks):
-        for good in (1, 2, 3):
+        for good in (1, 2, 3)[: -(-chosen["steps_per_task"] // 1000)]:
             step += 1000
             if stop_at is not None and step > stop_at:
                 break
@@ -147,6 +148,27 @@ def write_run(path: Path, config: dict, *, stop_at: int | None = None, shift: fl
         break
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in metrics))
     (path / "episodes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in episodes))
+    return path
+
+
+def agree(path: Path) -> Path:
+    """Means in metrics.jsonl as they are by episodes.jsonl, where a test has changed episodes."""
+    events, episodes = (
+        [json.loads(line) for line in (path / name).read_text().splitlines()]
+        for name in ("metrics.jsonl", "episodes.jsonl")
+    )
+    for event in events:
+        for name in event:
+            kind, _, column = name.partition("/")
+            own = [
+                float(one[column])
+                for one in episodes
+                if column in one and (one["step"], one["task"], one["kind"]) == (event["step"], event["task"], kind)
+                if one.get("task_index", event["task_index"]) == event["task_index"]
+            ]
+            if own:
+                event[name] = "nan" if np.isnan(np.mean(own)) else float(np.mean(own))
+    (path / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     return path
 
 

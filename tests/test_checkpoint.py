@@ -144,7 +144,9 @@ def test_restored_numpy_arrays_are_writable_and_arrays_stay_where_like_has_them(
 
 
 def test_a_file_is_a_plain_npz_and_the_same_state_gives_the_same_bytes(tmp_path):
+    (tmp_path / "a").mkdir()
     path = save(tmp_path / "a", 1, {"w": jnp.arange(3), "deep": [np.ones(2)]}, {})
+    (tmp_path / "b").mkdir()
     other = save(tmp_path / "b", 1, {"w": jnp.arange(3), "deep": [np.ones(2)]}, {})
     assert path.read_bytes() == other.read_bytes()
     with np.load(path, allow_pickle=False) as archive:

@@ -1,6 +1,7 @@
 """Runs copied for publication: nothing that a report shows is lost, and checkpoints stay behind."""
 
 import shutil
+import subprocess
 
 import pytest
 from fleets import TINY, changed
@@ -32,7 +33,7 @@ def test_a_report_of_the_copy_is_a_report_of_the_run(fleet, tmp_path):
         for name, values in one.episodes.columns.items():
             assert (values == other.episodes.columns[name]).all()
     names = {path.name for path in (tmp_path / "results").rglob("*") if path.is_file()}
-    assert names == {"config.json", "environment.json", "metrics.jsonl", "episodes.jsonl"}
+    assert names == {"config.json", "environment.json", "metrics.jsonl", "episodes.jsonl", "SHA256SUMS"}
 
 
 def test_metrics_are_thinned_and_evaluations_are_not(fleet, tmp_path):
@@ -61,6 +62,53 @@ def test_what_was_exported_is_not_exported_again(fleet, tmp_path):
     shutil.copytree(fleet, tmp_path / "runs" / "fleet")
     for _ in range(2):
         assert len(export([tmp_path / "runs"], tmp_path / "runs" / "results")) == 2
+
+
+def test_checksums_of_a_copy_are_those_of_its_files(fleet, tmp_path):
+    for copy in export([fleet], tmp_path / "results"):
+        subprocess.run(["sha256sum", "--strict", "--check", "SHA256SUMS"], cwd=copy, check=True)
+
+
+def test_only_what_the_reader_accepts_is_copied(fleet, tmp_path):
+    """A success of 2 breaks a rule; a digit more in a diagnostic breaks the checksum in the checkpoint."""
+    runs = shutil.copytree(fleet, tmp_path / "runs")
+    for name, before, now in (
+        ("rho0-seed0/episodes.jsonl", '"success_once": false', '"success_once": 2'),
+        ("rho0.1-seed0/metrics.jsonl", '"heldout/ntk_rank": ', '"heldout/ntk_rank": 1'),
+    ):
+        text = (runs / name).read_text()
+        assert before in text
+        notes: list[str] = []
+        (runs / name).write_text(text.replace(before, now, 1))
+        (written,) = export([runs], tmp_path / "out", notes=notes)
+        assert written.name != name.split("/")[0]
+        assert f"{runs / name.split('/')[0]} was left out" in notes[0]
+        assert not (tmp_path / "out" / "runs" / name).exists()
+        (runs / name).write_text(text)
+        shutil.rmtree(tmp_path / "out")
+
+
+def test_nothing_is_copied_through_a_link(fleet, tmp_path):
+    (tmp_path / "secret").write_text("mine")
+    runs = shutil.copytree(fleet, tmp_path / "runs")
+    (runs / "rho0-seed0" / "environment.json").unlink()
+    (runs / "rho0-seed0" / "environment.json").symlink_to(tmp_path / "secret")
+    notes: list[str] = []
+    (written,) = export([runs], tmp_path / "out", notes=notes)
+    assert written.name == "rho0.1-seed0"
+    assert "is a link to" in notes[0]
+    # where it is written to
+    (tmp_path / "other" / "fleet").mkdir(parents=True)
+    (tmp_path / "other" / "fleet" / "rho0-seed0").symlink_to(tmp_path / "out")
+    with pytest.raises(ValueError, match="is a link"):
+        export([fleet], tmp_path / "other")
+    target = tmp_path / "again" / "fleet" / "rho0-seed0"
+    target.mkdir(parents=True)
+    for name in ("config.json", "config.json.partial"):
+        (target / name).symlink_to(tmp_path / "secret")
+    export([fleet], tmp_path / "again")
+    assert (tmp_path / "secret").read_text() == "mine"
+    assert not (target / "config.json").is_symlink()
 
 
 def test_a_folder_of_somebody_else_is_no_run(tmp_path):

@@ -20,7 +20,9 @@ PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
 PRESENT = [page for page in PAGES if page.name != "log.md"]
 """The log is history: it names what there was."""
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-EXAMPLES = [body for language, body in FENCE.findall(README.read_text()) if language == "python"]
+PYTHON = [body for language, body in FENCE.findall(README.read_text()) if language == "python"]
+EXAMPLES = [body for body in PYTHON if "torch" not in body]
+(TORCH,) = [body for body in PYTHON if "torch" in body]
 
 
 def code_spans(page: Path) -> set[str]:
@@ -73,11 +75,20 @@ def test_the_example_of_a_trained_policy_runs(tmp_path, monkeypatch):
     assert names["score"]["length"] == 10
 
 
+def test_the_example_for_pytorch_runs(capsys):
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    names: dict = {}
+    exec(compile(TORCH, "README.md", "exec"), names)
+    assert "nan" not in capsys.readouterr().out
+    assert 0 < names["result"].felt < 0.2
+
+
 def test_there_are_examples_of_the_penalty_of_the_kernel_and_of_a_policy():
     assert len(EXAMPLES) == 3
     assert "sphere.penalised_value_and_grad" in EXAMPLES[0]
     assert "sphere.routed_penalty" in EXAMPLES[0]
     assert "ntk.effective_rank" in EXAMPLES[1]
+    assert "st.penalised_backward" in TORCH
 
 
 @pytest.mark.parametrize("protocol", ["crl", "rl"])
@@ -92,21 +103,47 @@ def cells(line):
     return [cell.strip() for cell in line.strip("|\n").split("|")]
 
 
+def task_rows(protocol):
+    page = ROOT / "results" / f"metaworld-{protocol}" / "report" / "tables" / f"metaworld-{protocol}-tasks.md"
+    return {cells(line)[0]: cells(line)[1:] for line in page.read_text().splitlines() if "±" in line}
+
+
+def test_the_readmes_table_has_the_averages_of_both_protocols():
+    shown = [cells(line) for line in README.read_text().splitlines() if line.startswith("| ") and "±" in line]
+    assert shown == [[protocol.upper(), *task_rows(protocol)["average"]] for protocol in ("crl", "rl")]
+
+
 def test_the_table_of_results_is_that_of_both_protocols():
     """Under CRL a task's row is the table's own; under RL, where there is no room, its means."""
-    row = {"crl": {}, "rl": {}}
-    for protocol, rows in row.items():
-        page = ROOT / "results" / f"metaworld-{protocol}" / "report" / "tables" / f"metaworld-{protocol}-tasks.md"
-        rows |= {cells(line)[0]: cells(line)[1:] for line in page.read_text().splitlines() if "±" in line}
-    shown = [cells(line) for line in README.read_text().splitlines() if line.startswith("| ") and "±" in line]
-    assert [task for task, *_ in shown] == list(row["crl"])
+    page = (ROOT / "docs" / "results.md").read_text()
+    shown = [cells(line) for line in page.splitlines() if line.startswith("| ") and "±" in line]
+    crl, rl = task_rows("crl"), task_rows("rl")
+    assert [task for task, *_ in shown] == list(crl)
     for task, *numbers in shown:
-        assert numbers[:4] == row["crl"][task]
-        assert numbers[4:] == [number.split(" ")[0] for number in row["rl"][task]]
+        assert numbers[:4] == crl[task]
+        assert numbers[4:] == [number.split(" ")[0] for number in rl[task]]
 
 
-def test_the_readme_fits_its_size():
-    assert len(README.read_text().splitlines()) <= 150
+def test_the_intervals_of_the_results_are_those_of_the_records():
+    page = re.sub(r"\s+", " ", (ROOT / "docs" / "results.md").read_text())
+    for protocol in ("crl", "rl"):
+        table = (ROOT / "results" / f"metaworld-{protocol}" / "report" / "tables" / "metaworld-against.md").read_text()
+        (ratio,) = re.findall(r"([\d.]+) \\\[([\d.]+), ([\d.]+)\\\]", table)[:1]
+        said = "{} (95% interval: {} to {})" if protocol == "crl" else "{} ({} to {})"
+        assert said.format(*ratio) in page
+
+
+def test_pages_are_easy_on_the_eye():
+    """Short lines and a README of a few screens; tables and addresses may be longer."""
+    assert len(README.read_text().splitlines()) <= 170
+    for page in (
+        README,
+        ROOT / "docs" / "results.md",
+        ROOT / "docs" / "architecture.md",
+        ROOT / "docs" / "extending.md",
+    ):
+        for number, line in enumerate(page.read_text().splitlines(), 1):
+            assert len(line) <= 120 or line.startswith(("|", "![")), f"{page.name}, line {number}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -5,7 +5,7 @@ import re
 import shutil
 
 import pytest
-from made_runs import settings, write_comparison, write_run
+from made_runs import agree, settings, write_comparison, write_run
 
 from sphere.cli.main import main
 from sphere.report.comparison import comparisons
@@ -124,6 +124,7 @@ def test_bars_of_a_score_without_bounds_are_inside_their_drawing(tmp_path, score
         lines = [json.loads(line) for line in (path / "episodes.jsonl").read_text().splitlines()]
         scaled = [line | {score: line[score] * (1 if rho else 100)} for line in lines]
         (path / "episodes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in scaled))
+        agree(path)
     (tmp_path / "page.html").write_text(render(load([tmp_path])))
     with playwright.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=0)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_runs import TASKS, settings, write_comparison, write_run
+from made_runs import TASKS, agree, settings, write_comparison, write_run
 from processes import PATIENCE
 
 from sphere.report.comparison import comparisons
@@ -464,6 +464,7 @@ def test_a_long_training_with_many_experts_is_drawn(browser_page, tmp_path):
                 last = next(line for line in lines if "heldout/ntk_rank" in line or "episode" in line)
                 more = [last | {"step": 1000 * number, "wall": float(number)} for number in range(1, 401)]
                 (path / name).write_text("".join(json.dumps(line) + "\n" for line in more))
+            agree(path)
     page = browser_page(1280, render(load([tmp_path])))
     assert page.evaluate(EMPTY) == []
     assert page.locator(".load-plot svg").count() == 2

@@ -113,9 +113,11 @@ def test_a_task_that_two_pieces_have_is_taken_from_the_first_and_that_is_told(tm
 
 def test_a_piece_whose_last_evaluation_is_not_written_yet_stays_apart(tmp_path):
     write_pieces(tmp_path, [TASKS[:1], TASKS[1:]], seeds=[0])
-    path = tmp_path / "part0" / "rho0-seed0" / "episodes.jsonl"
-    lines = [line for line in path.read_text().splitlines() if json.loads(line)["step"] < 3000]
-    path.write_text("".join(line + "\n" for line in lines))
+    for name in ("metrics.jsonl", "episodes.jsonl"):
+        path = tmp_path / "part0" / "rho0-seed0" / name
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        kept = [line for line in lines if line["step"] < 3000 or "train/loss" in line]
+        path.write_text("".join(json.dumps(line) + "\n" for line in kept))
     assert len(load([tmp_path]).runs) == 2
 
 

@@ -6,7 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
-from made_runs import TASKS, settings, write_run
+from made_runs import TASKS, agree, settings, write_run
 from scipy.stats import spearmanr
 
 from sphere.report.comparison import comparisons
@@ -110,6 +110,7 @@ def write(root, rank_of, success_of, seeds=range(5), rhos=(0.0, 0.1)):
                 for line in lines:
                     change(line, TASKS.index(line["task"]), seed, rho, rank_of, success_of)
                 (path / file).write_text("".join(json.dumps(line) + "\n" for line in lines))
+            agree(path)
     (comparison,) = comparisons(load([root]))
     return comparison
 
@@ -158,14 +159,16 @@ def test_no_correlation_is_zero_and_no_digit_of_rounding():
 def test_returns_are_those_of_the_last_evaluation_of_finished_tasks(tmp_path):
     write(tmp_path, lambda seed, task, rho: seed, lambda seed, task, rho: 2, rhos=[0.0])
     for seed in range(5):
-        path = tmp_path / f"rho0-seed{seed}" / "metrics.jsonl"
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
-        for line in lines:
-            if "evaluation/return" in line:
-                line["evaluation/return"] = -float(seed) if line["step"] % 3000 == 0 else float(seed)
-        if seed == 4:  # its third task is not finished: the other four give more pairs without it
-            lines = [line for line in lines if line["step"] < 9000]
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        for name in ("metrics.jsonl", "episodes.jsonl"):
+            path = tmp_path / f"rho0-seed{seed}" / name
+            lines = [json.loads(line) for line in path.read_text().splitlines()]
+            for line in lines:
+                if line.get("kind") == "evaluation":
+                    line["return"] = -float(seed) if line["step"] % 3000 == 0 else float(seed)
+            if seed == 4:  # its third task is not finished: the other four give more pairs without it
+                lines = [line for line in lines if line["step"] < 9000]
+            path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        agree(path.parent)
     (comparison,) = comparisons(load([tmp_path]))
     found = {one.metric: one for one in early_predictors(comparison)}["online/ntk_rank"]
     assert found.score is None
@@ -191,18 +194,21 @@ def test_a_run_that_one_method_lacks_does_not_make_methods_independent(tmp_path)
     assert found.score.p > 1 / 24 - 0.01
 
 
+def keep(run, wanted):
+    """Of both records, the lines of some steps."""
+    for name in ("metrics.jsonl", "episodes.jsonl"):
+        lines = [json.loads(line) for line in (run / name).read_text().splitlines()]
+        (run / name).write_text("".join(json.dumps(line) + "\n" for line in lines if wanted(line["step"])))
+
+
 def test_beginnings_at_different_steps_or_at_the_end_are_not_compared(tmp_path):
     comparison = write(tmp_path, lambda seed, task, rho: seed, lambda seed, task, rho: seed, rhos=[0.0])
     assert {one.metric: one for one in early_predictors(comparison)}["online/ntk_rank"].score.pairs == 10
-    path = tmp_path / "rho0-seed3" / "metrics.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines if line["step"] != 4000))
+    keep(tmp_path / "rho0-seed3", lambda step: step != 4000)
     (comparison,) = comparisons(load([tmp_path]))
     assert {one.metric: one for one in early_predictors(comparison)}["online/ntk_rank"].score.pairs == 5
     for seed in range(5):  # only the evaluations at the end of tasks are left
-        path = tmp_path / f"rho0-seed{seed}" / "metrics.jsonl"
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines if line["step"] % 3000 == 0))
+        keep(tmp_path / f"rho0-seed{seed}", lambda step: step % 3000 == 0)
     (comparison,) = comparisons(load([tmp_path]))
     assert not early_predictors(comparison)
 

@@ -309,7 +309,7 @@ def test_overlap_goes_on_exactly_and_in_one_group_too(tmp_path):
 
 @pytest.mark.parametrize("kills", [3])
 def test_kill_nine_and_resume_equals_straight_through(straight, tmp_path, kills):
-    """Real processes, killed at random moments; `python tests/kill.py 20` is the long form."""
+    """Real processes, killed at random moments; `python scripts/kills.py 200` is the long form."""
     kill.train_with_kills(TINY, tmp_path / "killed", tmp_path / "cache", kills, seed=0)
     assert_same(straight, tmp_path / "killed")
 

@@ -121,8 +121,9 @@ class PPO(Learner):
             )
         samples = self.num_envs * self.rollout_steps
         if samples % self.batch_size:
-            fitting = [b for b in range(1, samples + 1) if samples % b == 0]
-            nearest = sorted(sorted(fitting, key=lambda b: abs(math.log(b / max(self.batch_size, 1))))[:6])
+            few = range(1, min(samples, 10**6) + 1)  # of a huge rollout not all divisors are looked for
+            fitting = [b for b in few if samples % b == 0]
+            nearest = sorted(sorted(fitting, key=lambda b: abs(math.log(b) - math.log(max(self.batch_size, 1))))[:6])
             raise ValueError(
                 f"a rollout has num_envs*rollout_steps = {samples} samples, not a multiple of batch_size="
                 f"{self.batch_size}; use one of {', '.join(map(str, nearest))}"

@@ -32,7 +32,7 @@ def settings_of(directory: Path) -> FleetConfig:
         raise UserError(f"{directory} holds no fleet (no {FLEET}); name the directory that sphere train wrote")
     try:
         return from_json(read_fleet(directory)["settings"])
-    except (ValueError, TypeError, AttributeError, KeyError) as error:
+    except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
         raise UserError(f"{path} cannot be read: {error}") from None
 
 
@@ -105,7 +105,7 @@ def _differences(settings: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def show_text(config: FleetConfig, directory: Path) -> str:
-    from sphere.storage import run_directory
+    from sphere.storage.reader import read_run
     from sphere.training.progress import plural
 
     score = config.source.score(config.suite)
@@ -114,25 +114,26 @@ def show_text(config: FleetConfig, directory: Path) -> str:
     for name, value in _differences(config).items():
         shown = " ".join(map(str, value)) if isinstance(value, tuple) else value
         lines.append(f"  {name:<28} {shown}")
+    notes: list[str] = []
     wide = max(18, *(len(run.name) for run in config.runs))
     title = score.removesuffix("_at_end")
     lines += ["", f"{'run':<{wide}} {'step':>12}  {'task':<24} {title:>8} {'return':>10} {'r_e(K)':>8}"]
     for run in config.runs:
         try:
-            events = run_directory.read_events(directory / run.name)
-        except (OSError, ValueError) as error:
+            found = read_run(directory / run.name, notes)
+        except (OSError, ValueError, TypeError, LookupError) as error:
             lines.append(f"{run.name:<{wide}} unreadable: {error}")
             continue
-        last = next((event for event in reversed(events) if f"evaluation/{score}" in event), None)
-        if last is None:
-            lines.append(f"{run.name:<{wide}} {events[-1]['step'] if events else 0:>12,}  not evaluated yet")
+        if not found.curve.step.size:
+            lines.append(f"{run.name:<{wide}} {found.steps:>12,}  not evaluated yet")
             continue
-        numbers = [last.get(name, float("nan")) for name in ("evaluation/return", "heldout/ntk_rank")]
+        names = (f"evaluation/{score}", "evaluation/return", "heldout/ntk_rank")
+        numbers = [found.curve.values[name][-1] if name in found.curve.values else float("nan") for name in names]
         lines.append(
-            f"{run.name:<{wide}} {last['step']:>12,}  {last['task']:<24} {last[f'evaluation/{score}']:>8.2f} "
-            f"{numbers[0]:>10.2f} {numbers[1]:>8.2f}"
+            f"{run.name:<{wide}} {found.curve.step[-1]:>12,}  {config.tasks[found.curve.task[-1]]:<24} "
+            f"{numbers[0]:>8.2f} {numbers[1]:>10.2f} {numbers[2]:>8.2f}"
         )
-    return "\n".join(lines)
+    return "\n".join([*lines, *([""] if notes else []), *notes])
 
 
 def evaluate_table(directory: Path, episodes: int, tasks: tuple[str, ...]) -> str:

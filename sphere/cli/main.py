@@ -1,8 +1,10 @@
 """The command line: `sphere train`, `resume`, `eval`, `show` and others (see USAGE), also as `python -m sphere`."""
 
+import errno
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +37,20 @@ sphere COMMAND --help tells more, sphere --version which one this is."""
 
 INTERRUPTED = 130  # the exit code of a program that Ctrl-C ended
 CLOSED = 141  # and of one whose reader left
+DEBUG = "SPHERE_DEBUG"
+REMEDIES = {
+    errno.ENOSPC: "make room on the disk; what was saved is whole, so a training goes on by sphere resume",
+    errno.EDQUOT: "make room in your quota; what was saved is whole, so a training goes on by sphere resume",
+    errno.ENOENT: "check the path",
+    errno.EEXIST: "choose another path",
+    errno.EISDIR: "name a file, not a directory",
+    errno.ENOTDIR: "a part of the path is a file; choose another path",
+    errno.EACCES: "see to its permissions, or choose another path",
+    errno.EROFS: "choose a path that can be written to",
+    errno.ENAMETOOLONG: "choose a shorter path",
+    errno.EMFILE: "allow more open files (ulimit -n), or train fewer runs at once",
+}
+"""What to do about an error of the operating system."""
 
 
 def _lazily(module: str, name: str) -> Callable[[list[str]], Any]:
@@ -137,8 +153,10 @@ def main(arguments: list[str] | None = None) -> int:
         COMMANDS[arguments[0]](arguments[1:])
     except BrokenPipeError:
         raise
-    except (UserError, ValueError, OSError, RuntimeError, ImportError) as error:
-        print(f"sphere: {error}", file=sys.stderr)
+    except Exception as error:
+        if os.environ.get(DEBUG):
+            traceback.print_exc()
+        print(f"sphere: {in_a_sentence(error)}", file=sys.stderr)
         return INTERRUPTED if _stopped(error) else 1
     except KeyboardInterrupt:
         print("sphere: interrupted", file=sys.stderr)
@@ -146,15 +164,32 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
+def in_a_sentence(error: Exception) -> str:
+    """What went wrong, where, and what to do; where the code did not foresee it, how to see more."""
+    if isinstance(error, OSError) and error.errno is not None:
+        place = f"{error.filename}: " if error.filename else ""
+        remedy = REMEDIES.get(error.errno, "see that the path is right and that you may read and write there")
+        return f"{place}{error.strerror}; {remedy}"
+    if isinstance(error, UserError | ValueError | OSError | RuntimeError | ImportError) and str(error):
+        return str(error)
+    if isinstance(error, MemoryError):
+        return f"there is not enough memory ({error}); choose smaller settings"
+    return f"{type(error).__name__}: {str(error)[:300]}; if this is not clear, set {DEBUG}=1 to see where it happened"
+
+
 def run() -> None:
+    code = 0
     try:
         try:
             code = main()
         finally:  # also where --help leaves by SystemExit
-            sys.stdout.flush()
-    except BrokenPipeError:  # `| head` has seen enough; what is left to print goes nowhere
+            if sys.stdout is not None:  # closed by `>&-`
+                sys.stdout.flush()
+    except OSError as error:  # `| head` has seen enough, or the disk is full; what is left to print goes nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(CLOSED)
+        if not isinstance(error, BrokenPipeError):
+            print(f"sphere: standard output: {in_a_sentence(error)}", file=sys.stderr)
+        sys.exit(CLOSED if isinstance(error, BrokenPipeError) else 1)
     if code == INTERRUPTED:  # a thread may still be compiling, and an interpreter that ends under it crashes
         sys.stderr.flush()
         os._exit(code)

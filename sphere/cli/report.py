@@ -53,7 +53,10 @@ def export(arguments: list[str]) -> None:
     options = tyro.cli(Export, prog="sphere export", args=arguments)
     if not options.directories:
         raise UserError("no runs were named; name directories that sphere train wrote: sphere export runs/first")
-    written = copy(options.directories, options.out, options.every)
+    notes: list[str] = []
+    written = copy(options.directories, options.out, options.every, notes)
+    for note in notes:
+        print(f"sphere: {note}", file=sys.stderr)
     print(f"{plural(len(written), 'run')}: {options.out}")
 
 
@@ -66,7 +69,9 @@ class Watch:
     port: int = 8000
     """0 takes a free one."""
     host: str = "127.0.0.1"
-    """Another address lets other machines in: all that reach it can see the runs."""
+    """Another address lets other machines in, with --public."""
+    public: bool = False
+    """Everybody who reaches the address may see the runs."""
     score: str | None = None
     """A column of the outcomes, as success_once or return; default: the primary score that the records name."""
 
@@ -77,4 +82,4 @@ def watch(arguments: list[str]) -> None:
     options = tyro.cli(Watch, prog="sphere watch", args=arguments)
     if not options.directories:
         raise UserError("no runs were named; name directories that sphere train writes to: sphere watch runs")
-    serve(options.directories, options.host, options.port, options.score)
+    serve(options.directories, options.host, options.port, options.score, public=options.public)

@@ -36,11 +36,17 @@ def save(path: Path, states: np.ndarray, provenance: dict[str, Any]) -> None:
 
 
 def load(path: Path) -> Heldout:
-    with np.load(path, allow_pickle=False) as file:
-        states, provenance = file["states"], json.loads(file["provenance"].tobytes())
+    try:
+        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+            states, provenance = file["states"], json.loads(file["provenance"].tobytes())
+        wanted = provenance["sha256"]
+    except Exception as error:  # whatever a damaged archive makes the parsers raise
+        raise ValueError(
+            f"{path} is damaged ({error}); install sphere-rl again, or make it by sphere heldout"
+        ) from error
     found = hashlib.sha256(np.ascontiguousarray(states).tobytes()).hexdigest()
-    if found != provenance["sha256"]:
-        raise ValueError(f"{path} was changed: its states have sha256 {found[:12]}…, want {provenance['sha256'][:12]}…")
+    if found != wanted:
+        raise ValueError(f"{path} was changed: its states have sha256 {found[:12]}…, want {wanted[:12]}…")
     return Heldout(states, provenance)
 
 

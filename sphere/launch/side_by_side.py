@@ -78,7 +78,7 @@ def launch(jobs: Sequence[Job], at_once: int) -> list[Failure]:
                 time.sleep(0.1)
         except (KeyboardInterrupt, Interrupted) as reason:
             _stop(running)
-            told = str(reason) or f"{plural(len(running), 'fleet')} stopped and saved"
+            told = str(reason) or stopped(running)
             raise Interrupted(f"{told}; go on with the same command") from None
         finally:
             for child in running:  # no process outlives this function
@@ -98,6 +98,15 @@ def _failures(child: Child) -> list[Failure]:
     return [Failure(child.job, reason)]
 
 
+def stopped(running: Sequence[Child]) -> str:
+    """What became of fleets that were stopped: one that had not begun yet had nothing to save."""
+    saved = sum(child.process.returncode in (0, STOPPED) for child in running)
+    if saved == len(running):
+        return f"{plural(saved, 'fleet')} stopped and saved"
+    rest = plural(len(running) - saved, "fleet")
+    return f"{plural(saved, 'fleet')} stopped and saved, {rest} stopped before there was anything new to save"
+
+
 def _stop(running: list[Child]) -> None:
     """Let all of them finish their iteration and save."""
     for child in running:
@@ -109,19 +118,21 @@ def _stop(running: list[Child]) -> None:
 
 @contextmanager
 def _stoppable() -> Iterator[None]:
-    """Treat SIGTERM like Ctrl-C, unless there is a handler for it."""
+    """Treat SIGTERM and SIGHUP like Ctrl-C, unless there is a handler for them."""
 
     def handle(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    mine = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    if mine:
-        signal.signal(signal.SIGTERM, handle)
+    here = threading.current_thread() is threading.main_thread()
+    both = (signal.SIGTERM, signal.SIGHUP)
+    mine = [one for one in both if here and signal.getsignal(one) is signal.SIG_DFL]
+    for one in mine:
+        signal.signal(one, handle)
     try:
         yield
     finally:
-        if mine:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for one in mine:
+            signal.signal(one, signal.SIG_DFL)
 
 
 def main() -> None:

@@ -30,6 +30,7 @@ class CBP(Method):
 
     name: ClassVar[str] = "cbp"
     label: ClassVar[str] = "CBP"
+    resets: ClassVar[bool] = True
 
     replacement_rate: float = 1e-4
     """Share of a layer's mature units that is replaced per step; below one unit, one is with that probability."""

@@ -100,6 +100,8 @@ class Method:
     """In tables and figures: the paper's name where it has one."""
     strength: ClassVar[str | None] = None
     """The number of a run that scales the method. Where it is 0 in all runs, the method is left out of the program."""
+    resets: ClassVar[bool] = False
+    """Whether it gives units new weights and counts them: a run in which it has reset none says so."""
     other_batch: ClassVar[bool] = False
     """Whether `term` needs a second minibatch."""
 

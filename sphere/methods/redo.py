@@ -30,6 +30,7 @@ class ReDo(Method):
 
     name: ClassVar[str] = "redo"
     label: ClassVar[str] = "ReDo"
+    resets: ClassVar[bool] = True
 
     tau: float = 0.1
     """Largest score of a dormant unit: its activity against the mean of its layer."""

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from sphere.report import paper
+from sphere.report.idle import identical_runs, idle_methods
 from sphere.report.labels import tell_apart, visits
 from sphere.report.run import Loaded, Run
 from sphere.report.scores import own_episodes
 from sphere.storage.provenance import RESUMED, amended
-from sphere.storage.reader import Curve, Episodes, Unreadable, find_runs, read_run
+from sphere.storage.reader import Curve, Episodes, find_runs, read_run
 
 
 def load(paths: Iterable[Path], score: str | None = None) -> Loaded:
@@ -29,20 +30,22 @@ def load(paths: Iterable[Path], score: str | None = None) -> Loaded:
     for path in find_runs(wanted, notes):
         try:
             runs.append(_read(path, notes))
-        except (Unreadable, OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            reason = f"has no {error}" if isinstance(error, KeyError) else str(error)
+        except (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+            reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
             notes.append(f"{path} was skipped: {reason}")
     if not runs:
         told = "; ".join(notes) or "name a directory that sphere train wrote, or one above it"
         raise ValueError(f"no run found in {', '.join(map(str, wanted)) or 'nothing'}: {told}")
     if score is not None:
         runs = _scored_by(runs, score, notes)
+    notes += identical_runs(runs)
     whole = join_pieces(_without_copies(_named(runs), notes), notes)
     return Loaded(tuple(sorted(whole, key=_order)), tuple(notes))
 
 
 def _read(path: Path, notes: list[str]) -> Run:
     found = read_run(path, notes)
+    notes += idle_methods(found)
     return Run(
         path=path,
         name=path.name,

@@ -5,19 +5,28 @@ every two seconds and reloads when it has changed.
 """
 
 import hashlib
+import ipaddress
 import os
 import socket
+import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 from sphere.report.elements import element, joined
 from sphere.report.load import load
 from sphere.report.page import render
 
 WATCHED = ("config.json", "metrics.jsonl", "episodes.jsonl")
+LOCAL = ("127.0.0.1", "::1", "localhost")
+CLIENTS = 32
+"""Connections at a time; a page holds one for a moment every two seconds."""
+TIMEOUT = 30
+"""Seconds in which a request must come and its answer be taken."""
 
 
 def version(paths: Sequence[Path]) -> str:
@@ -55,19 +64,65 @@ class Page:
     def _render(self, now: str) -> str:
         try:
             return render(load(self.paths, self.score), now)
-        except ValueError as error:  # no run yet: say so, and look again
+        except Exception as error:  # no run yet, or one of a kind that nobody thought of: say so, and look again
             words = joined(
                 element("title", "sphere watch"), element("h1", "Nothing to show yet"), element("p", str(error))
             )
             return f'<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="2">{words}'
 
 
-def server(page: Page, host: str, port: int) -> ThreadingHTTPServer:
+def expected_host(header: str, public: bool) -> bool:
+    """Whether a request was meant for this server. A page elsewhere may point its own name at this machine and read
+    along; its requests carry that name. An address cannot be pointed anywhere."""
+    name = header.rsplit(":", 1)[0] if not header.endswith("]") else header
+    name = name.strip("[]").lower()
+    if name in LOCAL or not public:
+        return name in LOCAL
+    with suppress(ValueError):
+        return bool(ipaddress.ip_address(name))
+    return name in (socket.gethostname().lower(), socket.getfqdn().lower())
+
+
+class Server(ThreadingHTTPServer):
+    """With a limit on clients, and silent about those that leave in the middle."""
+
+    daemon_threads = True
+
+    def __init__(self, host: str, port: int, handler: type[BaseHTTPRequestHandler]):
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self.clients = 0
+        self._count = threading.Lock()
+        super().__init__((host, port), handler)
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        return self.clients < CLIENTS
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._count:
+            self.clients += 1
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            with self._count:
+                self.clients -= 1
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that is gone or slow is no fault of ours."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
+
+
+def server(page: Page, host: str, port: int, *, public: bool = False) -> "Server":
     """Not yet serving; port 0 takes a free one."""
 
     class Handler(BaseHTTPRequestHandler):
+        timeout = TIMEOUT
+
         def do_GET(self) -> None:
-            if not self._expected_host():
+            if not expected_host(self.headers.get("Host") or "", public):
                 self.send_error(HTTPStatus.FORBIDDEN, "not served under this name")
             elif self.path in ("/", "/index.html"):
                 self._answer(page.html(), "text/html; charset=utf-8")
@@ -75,11 +130,6 @@ def server(page: Page, host: str, port: int) -> ThreadingHTTPServer:
                 self._answer(version(page.paths).encode(), "text/plain; charset=utf-8")
             else:
                 self.send_error(HTTPStatus.NOT_FOUND, "there is only the page")
-
-        def _expected_host(self) -> bool:
-            # A page elsewhere may point its own name at 127.0.0.1 and read along; its requests carry that name.
-            name = (self.headers.get("Host") or "").rsplit(":", 1)[0].strip("[]").lower()
-            return host not in ("127.0.0.1", "::1", "localhost") or name in ("127.0.0.1", "::1", "localhost", "")
 
         def _answer(self, body: bytes, kind: str) -> None:
             self.send_response(HTTPStatus.OK)
@@ -93,11 +143,8 @@ def server(page: Page, host: str, port: int) -> ThreadingHTTPServer:
         def log_message(self, format: str, *args: object) -> None:
             """A line per request every two seconds would bury everything else."""
 
-    class Server(ThreadingHTTPServer):
-        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-
     try:
-        return Server((host, port), Handler)
+        return Server(host, port, Handler)
     except (OSError, OverflowError) as error:  # the latter: a port beyond 65535
         raise OSError(
             f"cannot serve on {host}:{port} ({getattr(error, 'strerror', None) or error}); choose another --port, or "
@@ -105,12 +152,18 @@ def server(page: Page, host: str, port: int) -> ThreadingHTTPServer:
         ) from None
 
 
-def watch(paths: Sequence[Path], host: str = "127.0.0.1", port: int = 8000, score: str | None = None) -> None:
-    """Serve until Ctrl-C."""
+def watch(
+    paths: Sequence[Path], host: str = "127.0.0.1", port: int = 8000, score: str | None = None, *, public: bool = False
+) -> None:
+    """Serve until Ctrl-C. `public`: to other machines too."""
+    if not host.strip():
+        raise ValueError("--host is empty, which would mean every address of this machine; name one, as 127.0.0.1")
+    if host not in LOCAL and not public:
+        raise ValueError(f"--host {host} lets other machines see the runs; add --public if that is what you want")
     for path in paths:
         if not path.is_dir():
             raise ValueError(f"{path} is no directory; name one that sphere train writes to, or one above it")
-    with server(Page(paths, score), host, port) as serving:
+    with server(Page(paths, score), host, port, public=public) as serving:
         name = f"[{host}]" if ":" in host else host
         print(
             f"watching {', '.join(map(str, paths))} on http://{name}:{serving.server_address[1]}/ (Ctrl-C ends it)",

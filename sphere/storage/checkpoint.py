@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sphere.storage.files import read_arrays, write_arrays
+from sphere.storage.files import MOST_CHECKPOINT, read_arrays, write_arrays
 
 FORMAT = 1
 ASIDE = ".damaged"
@@ -57,11 +57,12 @@ def save(directory: Path, step: int, tree: Any, meta: dict[str, Any]) -> Path:
     """
     if step < 0:
         raise ValueError(f"got step {step}; a checkpoint's step counts from 0, and names its file")
-    directory.mkdir(parents=True, exist_ok=True)
+    if not directory.is_dir():
+        raise FileNotFoundError(f"{directory} is gone; step {step} was not saved. Put the directory back and resume")
     before = [path for path in checkpoints(directory) if _step(path) < step]
     # What killed processes left behind, now and not only after: it may fill the disk.
     for leftover in [*directory.glob("checkpoint-*.npz.partial"), *before[:-2]]:
-        leftover.unlink()
+        _remove(leftover)
 
     leaves = _named_leaves(tree)
     manifest = {
@@ -82,8 +83,14 @@ def save(directory: Path, step: int, tree: Any, meta: dict[str, Any]) -> Path:
     # A file of a later step is of a future that did not happen: it was damaged, the run resumed before it.
     for other in [*checkpoints(directory), *directory.glob(f"checkpoint-*.npz{ASIDE}")]:
         if other not in (path, *before[-1:]):
-            other.unlink()
+            _remove(other)
     return path
+
+
+def _remove(path: Path) -> None:
+    """A file; a directory of such a name is somebody else's."""
+    if not path.is_dir():
+        path.unlink()
 
 
 def set_aside(directory: Path, step: int) -> None:
@@ -268,7 +275,7 @@ def _restore(name: str, like: Any, scalars: dict[str, Any], arrays: dict[str, np
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     try:
-        arrays = read_arrays(path)
+        arrays = read_arrays(path, MOST_CHECKPOINT)
         manifest = json.loads(arrays["manifest"].tobytes())
         if manifest["format"] == FORMAT:
             parts = {"step": int, "meta": dict, "leaves": dict, "scalars": dict}

@@ -1,13 +1,17 @@
-"""What a reader needs to check a run, small enough to publish: settings, versions, all evaluations, thinned metrics."""
+"""What a reader needs to check a run, small enough to publish: settings, versions, all evaluations, thinned metrics.
 
-import shutil
+Only runs that the reader accepts are copied, as the bytes that it read. A copy has its checksums beside it.
+"""
+
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from sphere.storage import checksums
 from sphere.storage.files import atomic_write
-from sphere.storage.run_directory import EPISODES, METRICS
+from sphere.storage.reader import parse_run, read_contents
+from sphere.storage.run_directory import METRICS
+from sphere.storage.validate import Unreadable
 
-KEPT = ("config.json", "environment.json", EPISODES)
 TRAINING = b'"train/policy_loss"'
 """What tells a line of a training iteration from one of an evaluation."""
 
@@ -18,7 +22,7 @@ def runs(paths: Iterable[Path], out: Path) -> Iterator[tuple[Path, Path]]:
         place, target = path.resolve(), out.resolve()
         if target in (place, place.parent):
             raise ValueError(f"{out} is where the runs are; choose another directory")
-        found = sorted(file.parent for file in path.rglob("config.json") if (file.parent / METRICS).is_file())
+        found = sorted(file.parent for file in path.rglob("config.json") if (file.parent / METRICS).exists())
         if target.is_relative_to(place):  # what was exported before is not exported again
             found = [run for run in found if not run.resolve().is_relative_to(target)]
         if not found:
@@ -39,27 +43,53 @@ def thinned(lines: Iterable[bytes], every: int) -> Iterator[bytes]:
         count += training
 
 
-def export(paths: Iterable[Path], out: Path, every: int = 10) -> list[Path]:
-    """Copy runs to `out`, without checkpoints; a report can be made of the copies as of the runs."""
-    if every < 1:
-        raise ValueError(f"every={every}; want 1 (all training iterations) or more")
+def _targets(paths: Iterable[Path], out: Path) -> dict[Path, Path]:
+    """Where each run goes, and which one that is."""
     found: dict[Path, Path] = {}
     for run, name in runs(paths, out):
-        if out / name in found:
-            raise ValueError(
-                f"{found[out / name]} and {run} would both become {out / name}; export them to different places"
-            )
-        if (out / name / "lock").exists() or (out / name).with_name("fleet.json").exists():
-            raise ValueError(f"{out / name} is a run in training, not a copy; export to another place")
-        found[out / name] = run
+        target = out / name
+        if target in found:
+            raise ValueError(f"{found[target]} and {run} would both become {target}; export them to different places")
+        if (target / "lock").exists() or target.with_name("fleet.json").exists():
+            raise ValueError(f"{target} is a run in training, not a copy; export to another place")
+        for part in (target, *target.parents)[: len(name.parts)]:
+            if part.is_symlink():
+                raise ValueError(f"{part} is a link, and nothing is written through one; export to another place")
+        found[target] = run
+    return found
+
+
+def _accepted(run: Path, notes: list[str]) -> dict[str, bytes]:
+    """The files of a run that the reader takes as they are. One that was changed would get new checksums: not that
+    one."""
+    contents = read_contents(run, notes)
+    parse_run(run, contents, notes)
+    if changed := checksums.changed(run, contents.files, contents.sums):
+        raise Unreadable("; ".join(changed))
+    return dict(contents.files)
+
+
+def export(paths: Iterable[Path], out: Path, every: int = 10, notes: list[str] | None = None) -> list[Path]:
+    """Copy runs to `out`, without checkpoints; a report can be made of the copies as of the runs. Notes say which
+    runs were left out and why."""
+    if every < 1:
+        raise ValueError(f"every={every}; want 1 (all training iterations) or more")
+    said: list[str] = []
     written = []
-    for target, run in found.items():
+    for target, run in _targets(paths, out).items():
+        try:
+            contents = _accepted(run, said)
+        except (OSError, ValueError, TypeError, LookupError, ArithmeticError) as error:
+            said.append(f"{run} was left out: {error}")
+            continue
+        contents[METRICS] = b"".join(thinned(contents[METRICS].splitlines(keepends=True), every))
         target.mkdir(parents=True, exist_ok=True)
-        for file in KEPT:
-            if (run / file).exists():
-                with (run / file).open("rb") as source, atomic_write(target / file) as copy:
-                    shutil.copyfileobj(source, copy)
-        with (run / METRICS).open("rb") as source, atomic_write(target / METRICS) as copy:
-            copy.writelines(thinned(source, every))
+        for name, data in [*contents.items(), (checksums.SUMS, checksums.write(contents))]:
+            with atomic_write(target / name) as copy:
+                copy.write(data)
         written.append(target)
+    if not written:
+        raise ValueError(f"nothing was exported: {'; '.join(said)}")
+    if notes is not None:
+        notes += said
     return written

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import socket
+import stat
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -26,13 +27,76 @@ DIGEST_BYTES = 64  # sha256 in hex
 
 NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
+MOST_JSON, MOST_RECORD, MOST_CHECKPOINT = 2**26, 2**32, 2**40
+"""Bytes of a settings file, a record and a checkpoint at most; what is longer is not read."""
+
+
+class Replaced(RuntimeError):
+    """What this process writes to is no longer what stands at its path, or somebody else writes to it too."""
+
+
+def check_same_file(file: IO[Any], path: Path) -> None:
+    """An open file is still the one at its path. While it is open, no other file can have its number."""
+    try:
+        same = os.path.samestat(os.fstat(file.fileno()), os.lstat(path))
+    except OSError:
+        same = False
+    if not same:
+        raise Replaced(
+            f"{path} was removed, moved or replaced while this process was writing; it stops here and changes nothing. "
+            "Put back what was there and go on with sphere resume, or train into another directory"
+        )
+
+
+def open_regular(path: Path, most: int) -> IO[bytes]:
+    """A file for reading: no FIFO, device or folder, no link out of its folder, and not longer than that."""
+    place = path
+    if path.is_symlink():
+        place = Path(os.path.realpath(path))
+        if not place.is_relative_to(os.path.realpath(path.parent)):
+            raise OSError(f"{path} is a link to {place}, out of its directory; put a copy of the file there instead")
+    # A FIFO must not make us wait for its writer.
+    descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    file = os.fdopen(descriptor, "rb") if stat.S_ISREG(os.fstat(descriptor).st_mode) else None
+    if file is None:
+        os.close(descriptor)
+        raise OSError(f"{path} is not a regular file; put the file there that sphere wrote, or remove it")
+    size = os.fstat(descriptor).st_size
+    if size > most:
+        file.close()
+        raise OSError(f"{path} has {size:,} bytes, wanted {most:,} at most; it is not what sphere wrote")
+    return file
+
+
+def read_regular(path: Path, most: int) -> bytes:
+    """All of a file, as `open_regular` allows it."""
+    with open_regular(path, most) as file:
+        return file.read(most)
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file says."""
+    return strict_json(read_regular(path, MOST_JSON))
+
+
+def strict_json(data: bytes) -> Any:
+    """JSON in UTF-8 without NaN and Infinity, as everything here writes it; a ValueError otherwise."""
+    try:
+        return json.loads(data.decode(), parse_constant=_refuse_constant)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
 
 def lock_directory(directory: Path) -> IO[str]:
     """Be the only writer of `directory` until the returned file is closed or this process dies, in any way.
 
     The lock file stays: removing it would let two processes hold locks on two files of one name.
     """
-    file = (directory / "lock").open("a+")
+    file = (directory / "lock").open("a+", encoding="utf-8")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -42,6 +106,11 @@ def lock_directory(directory: Path) -> IO[str]:
         raise RuntimeError(
             f"another process writes to {directory} ({holder}); wait for it, stop it, or use another --out"
         ) from None
+    try:
+        check_same_file(file, directory / "lock")  # else another process may hold the one that stands there by now
+    except Replaced:
+        file.close()
+        raise
     file.truncate(0)
     file.write(f"pid {os.getpid()} on {socket.gethostname()}\n")
     file.flush()
@@ -53,7 +122,10 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
     """A file that appears under its name complete and on disk, or not at all. A kill may leave a .partial."""
     partial = path.with_name(path.name + ".partial")
     try:
-        with partial.open("w+b") as file:
+        partial.unlink(missing_ok=True)  # of a process that was killed
+        # never through a link that somebody put there
+        descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        with os.fdopen(descriptor, "w+b") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -130,10 +202,10 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
         file.write(found)
 
 
-def read_arrays(path: Path) -> dict[str, np.ndarray]:
+def read_arrays(path: Path, most: int) -> dict[str, np.ndarray]:
     """What `write_arrays` has written; whatever is wrong with the file raises an exception of some kind."""
     arrays = {}
-    with path.open("rb") as file:
+    with open_regular(path, most) as file:
         size = file.seek(0, os.SEEK_END)
         if digest(file, size - DIGEST_BYTES) != file.read():
             raise ValueError(f"its {size} bytes do not match the sha256 at its end")

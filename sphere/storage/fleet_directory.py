@@ -1,11 +1,10 @@
 """What a fleet writes: a directory for each run, with TensorBoard event files, and Weights & Biases if asked for."""
 
 import importlib
-import json
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from sphere.algos.source import Outcomes
 from sphere.storage import checkpoint, files, provenance, run_directory
@@ -75,15 +74,31 @@ def _first_checkpoint(path: Path) -> int:
 class FleetDirectory:
     """The run directories of a fleet: one per run, beside the fleet's own checkpoints."""
 
-    def __init__(self, directory: Path, records: Sequence[RunRecord], wandb: str | None, resume: bool):
+    def __init__(
+        self,
+        directory: Path,
+        records: Sequence[RunRecord],
+        wandb: str | None,
+        resume: bool,
+        lock: IO[str] | None = None,
+    ):
+        self.directory, self.lock = directory, lock
         self.mirrors = _wandb_runs(directory, records, wandb) if wandb else []
         # what was sent before a kill and is trained again is not sent again
         self.sent = [int(one.summary.get("step") or 0) if resume else 0 for one in self.mirrors]
         self.environment = provenance.describe()
         self.seeds = [one.seed for one in records]
         self.paths = [directory / one.name for one in records]
-        trained = resume and bool(checkpoint.checkpoints(directory))
         self.runs: list[RunDirectory] = []
+        self.boards: list[EventWriter] = []
+        try:
+            self._open(records, resume)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, records: Sequence[RunRecord], resume: bool) -> None:
+        trained = resume and bool(checkpoint.checkpoints(self.directory))
         for one, path in zip(records, self.paths, strict=True):
             if resume:
                 _check_same(path, one.config["settings"])
@@ -93,15 +108,25 @@ class FleetDirectory:
                 if trained or (resume and (path / "config.json").is_file())
                 else RunDirectory.create(path, one.config, self.environment)
             )
-        self.boards: list[EventWriter] = []
 
-    def begin(self, positions: list[dict[str, int]] | None, resumed_at: int | None, *, over: bool = False) -> list[str]:
+    def begin(
+        self,
+        positions: list[dict[str, int]] | None,
+        resumed_at: int | None,
+        *,
+        over: bool = False,
+        checksums: Mapping[str, Any] | None = None,
+    ) -> list[str]:
         """Open the records, of a resumed fleet cut back to a checkpoint; what is worth telling about that. `over`:
-        nothing is going to be trained, so this machine has no part in the numbers."""
+        nothing is going to be trained, so this machine has no part in the numbers. `checksums`: by run, if the
+        checkpoint has them."""
         changed: list[str] = []
+        sums = checksums or {}
+        for run, position in zip(self.runs, positions or [], strict=False):  # all of them before any is cut
+            run.verify(position, sums.get(run.path.name))
         for index, run in enumerate(self.runs):
             if positions is not None:
-                run.truncate(positions[index])
+                run.truncate(positions[index], sums.get(run.path.name))
                 changed += [] if over else provenance.resume(run.path, resumed_at or 0, self.environment)
         if positions is not None:
             resumed_at = resumed_at or 0  # from the start, too: what the process before has written is taken back
@@ -112,6 +137,7 @@ class FleetDirectory:
         return [f"not the same {names} as before (noted in environment.json): last digits may come out differently"]
 
     def event(self, step: int, values: list[dict[str, float]], task: str, task_index: int) -> None:
+        self.check()
         for index, (run, one) in enumerate(zip(self.runs, values, strict=True)):
             run.event(step, one, task=task, task_index=task_index)
             self.boards[index].add(step, one)
@@ -125,8 +151,25 @@ class FleetDirectory:
             which = {"seed": self.seeds[int(run)], "episode": int(episode)}
             self.runs[int(run)].episode(when | which | {name: column[row] for name, column in found.columns.items()})
 
+    def check(self) -> None:
+        """Raises `files.Replaced` where the directory is not as this process has left it."""
+        if self.lock is not None:
+            files.check_same_file(self.lock, self.directory / "lock")
+            if not (self.directory / FLEET).is_file():
+                raise files.Replaced(
+                    f"{self.directory / FLEET} is gone; training stops here and what it recorded stays. Put the file "
+                    "back and go on with sphere resume"
+                )
+        for run in self.runs:
+            run.check()
+
     def positions(self) -> list[dict[str, int]]:
+        self.check()
         return [run.positions() for run in self.runs]
+
+    def checksums(self) -> dict[str, Any]:
+        """By run and file: so many bytes from its start, and their sha256."""
+        return {run.path.name: run.checksums() for run in self.runs}
 
     def close(self) -> None:
         for board in self.boards:
@@ -142,7 +185,7 @@ def read_fleet(directory: Path) -> dict[str, Any]:
     path = directory / FLEET
     if not path.is_file():
         raise FileNotFoundError(f"{directory} holds no fleet (no {FLEET}); name a directory that sphere train wrote")
-    data = json.loads(path.read_bytes())
+    data = files.read_json(path)
     if not isinstance(data, dict) or not {"tasks", "settings"} & data.keys():
         raise ValueError("these are not the settings of a fleet")
     if data.get("format") != files.FORMAT:
@@ -159,7 +202,7 @@ def _wandb_runs(directory: Path, records: Sequence[RunRecord], project: str) -> 
     if not (directory / WANDB).exists():  # a fleet that was begun by an earlier version goes on under its name
         name = directory.name if checkpoint.checkpoints(directory) else secrets.token_hex(4)
         files.write_json(directory / WANDB, {"id": name})
-    fleet = json.loads((directory / WANDB).read_text())["id"]
+    fleet = files.read_json(directory / WANDB)["id"]
     return [
         wandb.init(
             project=project,

@@ -1,7 +1,6 @@
 """What a result can depend on besides its settings: versions, commit, device; also how a resume changed them."""
 
 import importlib.metadata
-import json
 import os
 import platform
 import subprocess
@@ -9,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sphere.storage.run_directory import write_json
+from sphere.storage.files import read_json, write_json
 
 ENVIRONMENT = "environment.json"
 PACKAGES = ("sphere-rl", "jax", "jaxlib", "equinox", "optax", "numpy", "mujoco", "metaworld", "gymnasium")
@@ -54,7 +53,7 @@ def resume(directory: Path, step: int, now: Mapping[str, Any]) -> list[str]:
     """Write down that a run goes on in this environment; which parts of it are others than before."""
     path = directory / ENVIRONMENT
     try:
-        recorded = json.loads(path.read_bytes())
+        recorded = read_json(path)
     except (OSError, ValueError):
         recorded = {}  # lost or damaged: better today's than none
     changed = amended(recorded, step, now)

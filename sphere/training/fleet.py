@@ -204,7 +204,7 @@ class Fleet:
             number - 1,
             index,
             within / config.iterations_per_task,
-            evaluate=within in config.evaluations(),
+            evaluate=config.evaluated_at(within),
             again=config.evaluated_again(index) if last else (),
             then=following[0] if last and following else None,
             capture=self._saved(number, within, last),

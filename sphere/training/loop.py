@@ -23,6 +23,7 @@ import numpy as np
 from sphere.algos.source import Outcomes
 from sphere.storage import checkpoint, files
 from sphere.storage.fleet_directory import FLEET, FleetDirectory, check_nothing_is_lost, check_wandb
+from sphere.training import limits
 from sphere.training.describe import run_records
 from sphere.training.fleet import Fleet
 from sphere.training.progress import Progress
@@ -50,9 +51,16 @@ class Training:
         self.runs = fleet.config.runs
         self.score = fleet.config.source.score(fleet.config.suite)
         self.warned = False
+        self.resets = 0.0  # units that methods gave new weights since this process began
+        self.begun = fleet.total_iterations
 
     def save(self, tree: dict[str, Any]) -> None:
-        meta = {"counters": self.fleet.counters(), "positions": self.records.positions()}
+        """A checkpoint, with the lengths and checksums of the records up to here."""
+        meta = {
+            "counters": self.fleet.counters(),
+            "positions": self.records.positions(),
+            "checksums": self.records.checksums(),
+        }
         checkpoint.save(self.fleet.directory, self.fleet.total_iterations, tree, meta)
 
     def check_finite(self, task: str, finite: np.ndarray) -> None:
@@ -87,6 +95,16 @@ class Training:
                     "For a strength that does not depend on its length add --sphere.floor 1e-12"
                 )
 
+    def check_resets(self) -> None:
+        """Say at the end where a method that resets units has reset none: its runs are then those without it."""
+        names = [method.name for method in self.fleet.learner.methods if method.resets]
+        if names and not self.resets and self.fleet.total_iterations > self.begun:
+            since = f" since step {self.begun * self.fleet.config.iteration_steps:,}" if self.begun else ""
+            self.progress.say(
+                f"{' and '.join(names)} has reset no unit{since}, so it changed nothing: units were too young or none "
+                "was dormant; lower its maturity or its threshold, or train longer"
+            )
+
     def report(self, task: str, values: list[dict[str, float]]) -> None:
         def mean(name: str) -> float:
             return float(np.mean([one.get(name, np.nan) for one in values]))
@@ -114,6 +132,7 @@ class Training:
         self.records.event(fleet.steps, values, task, order.task_index)
         self.check_finite(task, done.metrics["finite"])
         self.check_felt(values)
+        self.resets += sum(one.get("train/replaced", 0.0) for one in values)
         self.progress.advance(task, fleet.steps * len(self.runs))
         if done.evaluated is not None:
             self.record(order.task_index, "evaluation", *done.evaluated)
@@ -133,11 +152,12 @@ class Training:
                 self.save(fleet.tree())
                 rest = "all is trained" if fleet.finished else f"go on with: sphere resume {fleet.directory}"
                 raise Interrupted(f"stopped after step {fleet.steps}; {rest}")
+        self.check_resets()
 
 
 class _StopOnce:
-    """The first Ctrl-C, or SIGTERM (a scheduler's way to say that time is up), asks for an orderly end after what has
-    begun; another Ctrl-C leaves at once."""
+    """The first Ctrl-C, SIGTERM (a scheduler's way to say that time is up) or SIGHUP (the terminal was closed) asks
+    for an orderly end after what has begun; another Ctrl-C leaves at once."""
 
     def __init__(self, progress: Progress):
         self.asked = False
@@ -146,9 +166,10 @@ class _StopOnce:
 
     def __enter__(self) -> "_StopOnce":
         wanted = [signal.SIGINT]
-        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # else there is another handler, as submitit's
-            wanted.append(signal.SIGTERM)
-        with suppress(ValueError):  # not in the main thread: the caller handles signals
+        for other in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(other) is signal.SIG_DFL:  # else somebody has plans for it, as submitit and nohup have
+                wanted.append(other)
+        with suppress(ValueError):  # not in the main thread: whoever called decides
             self.before = {one: signal.signal(one, self._handle) for one in wanted}
         return self
 
@@ -169,6 +190,9 @@ def train(config: FleetConfig, directory: Path, *, resume: bool = False, quiet: 
     """Train a fleet into `directory`, or go on with the one that is there."""
     if config.wandb:
         check_wandb()
+    limits.check(config, directory)
+    if directory.exists() and not directory.is_dir():
+        raise NotADirectoryError(f"{directory} is a file, wanted a directory for the records; choose another --out")
     directory.mkdir(parents=True, exist_ok=True)
     lock = files.lock_directory(directory)
     fleet = records = progress = None
@@ -183,7 +207,7 @@ def train(config: FleetConfig, directory: Path, *, resume: bool = False, quiet: 
         spec = fleet.groups[0].source.spec._asdict()
         if not resume:
             files.write_json(directory / FLEET, {"format": files.FORMAT, "spec": spec, "settings": to_json(config)})
-        records = FleetDirectory(directory, run_records(config, spec), config.wandb, resume)
+        records = FleetDirectory(directory, run_records(config, spec), config.wandb, resume, lock)
         progress, notes = _begin(fleet, records, resume, quiet)
         for note in notes:
             progress.say(note)
@@ -215,7 +239,9 @@ def _begin(fleet: Fleet, records: FleetDirectory, resume: bool, quiet: bool) -> 
         checkpoint.set_aside(directory, saved.step)
     progress = Progress(runs * config.total_iterations * config.iteration_steps, fleet.steps * runs, quiet=quiet)
     if saved:
-        notes = [*saved.notes, *records.begin(saved.meta["positions"], fleet.steps, over=fleet.finished)]
+        sums = saved.meta.get("checksums")  # earlier versions wrote none
+        begun = records.begin(saved.meta["positions"], fleet.steps, over=fleet.finished, checksums=sums)
+        notes = [*saved.notes, *begun]
     else:
         notes = records.begin([{} for _ in range(runs)] if resume else None, None)
         notes += ["there is no checkpoint yet: from the start"] if resume else []

@@ -12,6 +12,7 @@ import numpy as np
 from sphere.algos import fleet as rows
 from sphere.algos.learner import Clock
 from sphere.nets import parameter_count
+from sphere.training import limits
 from sphere.training.fleet import Fleet
 from sphere.training.group import Group
 from sphere.training.progress import clock, plural
@@ -56,7 +57,7 @@ def _update_seconds(fleet: Fleet) -> float:
 def iteration_seconds(config: FleetConfig, horizon: int, groups: int, collect: float, update: float) -> float:
     """Collecting, learning, and what evaluation takes of simulated steps, on average."""
     envs, steps = config.learner.rollout
-    episodes = config.evaluation.episodes * len(config.evaluations()) / config.iterations_per_task
+    episodes = config.evaluation.episodes * config.evaluation_count / config.iterations_per_task
     collect = collect * (1 + horizon * episodes / (envs * steps))
     if jax.default_backend() == "cpu":  # nothing happens beside anything else
         return collect + groups * update
@@ -64,6 +65,7 @@ def iteration_seconds(config: FleetConfig, horizon: int, groups: int, collect: f
 
 
 def plan(config: FleetConfig, out: Path) -> str:
+    limits.check(config, out)
     fleet = Fleet(config, out)
     try:
         fleet.begin_task()

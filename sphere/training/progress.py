@@ -44,15 +44,21 @@ class Progress:
         bar = "█" * int(20 * part) + "·" * (20 - int(20 * part))
         facts = "  ".join(f"{name} {value:.3g}" for name, value in self.facts.items())
         line = f"{bar} {part:4.0%}  {task}  {self.speed:,.0f} steps/s  {facts}  {clock(left)} left"
-        self.stream.write(f"\r\x1b[2K{line}")
-        self.stream.flush()
+        self._write(f"\r\x1b[2K{line}")
 
     def say(self, line: str) -> None:
         if self.quiet:
             return
-        self.stream.write(("\r\x1b[2K" if self.live else "") + line + "\n")
-        self.stream.flush()
+        self._write(("\r\x1b[2K" if self.live else "") + line + "\n")
 
     def close(self) -> None:
         if self.live:
-            self.stream.write("\n")
+            self._write("\n")
+
+    def _write(self, text: str) -> None:
+        """A terminal that was closed, or a full disk behind a pipe, ends no training: it is only not told any more."""
+        try:
+            self.stream.write(text)
+            self.stream.flush()
+        except (OSError, ValueError):
+            self.quiet, self.live = True, False

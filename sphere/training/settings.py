@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import product
-from numbers import Real
+from numbers import Integral, Real
 from types import UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
@@ -102,8 +102,11 @@ class FleetConfig:
             raise ValueError("tasks is empty; name at least one, as suite/task")
         if len({task.split("/")[0] for task in self.tasks}) != 1:
             raise ValueError(f"tasks of several suites cannot follow one another: {', '.join(self.tasks)}")
-        if not self.seeds or not all(0 <= seed < 2**32 for seed in self.seeds):
-            raise ValueError(f"seeds are {self.seeds}; want at least one, each from 0 to below 2**32")
+        whole = isinstance(self.seeds, tuple | list) and all(isinstance(seed, Integral) for seed in self.seeds)
+        if not whole or not self.seeds or not all(0 <= seed < 2**32 for seed in self.seeds):
+            raise ValueError(
+                f"seeds are {self.seeds!r:.80}; want at least one, each a whole number from 0 to below 2**32"
+            )
         self._check_numbers()
         if len({run.name for run in self.runs}) != len(self.runs):
             raise ValueError(
@@ -187,12 +190,22 @@ class FleetConfig:
 
     def evaluations(self) -> set[int]:
         """Iterations of a task (counted from 1) after which there is an evaluation."""
-        last = self.iterations_per_task
-        due = {
-            -(-step // self.iteration_steps)
-            for step in range(self.evaluation.every, last * self.iteration_steps, self.evaluation.every)
-        }
-        return {i for i in due if i <= last} | {last}
+        return {i for i in range(1, self.iterations_per_task + 1) if self.evaluated_at(i)}
+
+    def evaluated_at(self, iteration: int) -> bool:
+        """Whether a multiple of `evaluation.every` was passed in it, or it is the task's last."""
+        every, steps = self.evaluation.every, self.iteration_steps
+        passed = iteration * steps // every > (iteration - 1) * steps // every
+        return passed or iteration == self.iterations_per_task
+
+    @property
+    def evaluation_count(self) -> int:
+        """Evaluations of a task."""
+        every, last = self.evaluation.every, self.iterations_per_task
+        if every < self.iteration_steps:
+            return last
+        before = (last - 1) * self.iteration_steps // every
+        return before + 1
 
 
 def to_json(config: FleetConfig) -> dict[str, Any]:
