@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int
 
 from sphere import ntk
 from sphere.nets.heads import Gaussian
-from sphere.nets.trace import Mixture, Routing, only_trunk, sampled
+from sphere.nets.trace import Mixture, Routing, of_tokens, only_trunk
 from sphere.spectrum import effective_rank_spsd, spectral_entropy
 from sphere.variants import feature_blocks
 
@@ -61,7 +61,7 @@ def diagnose(
     # A GPU rounds float32 products to TF32, which lifts the spectrum's floor from 1e-7 to 1e-3 of its top.
     with jax.default_matmul_precision("highest"):
         kernel = ntk.gram(net, x)
-        mixture = of_tokens(trunk(x)[1].mixtures[-1], len(x))
+        mixture = of_tokens(trunk(x)[1].mixtures[-1], len(x), TOKENS)
         rank = effective_rank_spsd(kernel)
         return Diagnostics(ntk_rank=rank, gradient_norm=gradient_norm(kernel), **health(mixture, tau, neighbours))
 
@@ -72,13 +72,9 @@ def diagnose_mixtures(
 ) -> dict[str, Scalar]:
     """Where a network has several mixtures, the numbers of each: "mixture0/feature_rank"; where it has one, nothing."""
     with jax.default_matmul_precision("highest"):
-        mixtures = [of_tokens(mixture, len(x)) for mixture in only_trunk(net)(x)[1].mixtures]
-        numbers = [health(mixture, tau, neighbours) for mixture in mixtures if len(mixtures) > 1]
+        mixtures = only_trunk(net)(x)[1].mixtures
+        numbers = [health(of_tokens(one, len(x), TOKENS), tau, neighbours) for one in mixtures if len(mixtures) > 1]
     return {f"mixture{i}/{name}": value for i, each in enumerate(numbers) for name, value in each.items()}
-
-
-def of_tokens(mixture: Mixture, samples: int) -> Mixture:  # at most TOKENS of them, none of them padding
-    return sampled(mixture, TOKENS, fill=True) if len(mixture.weight) > samples else mixture
 
 
 def health(mixture: Mixture, tau: float = DORMANT, neighbours: int = NEIGHBOURS) -> dict[str, Scalar]:

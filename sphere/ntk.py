@@ -111,8 +111,9 @@ def factors(net: Callable, x: Float[Array, "n *input"], batch_size: int | None =
 def layer_gram(factor: Factor) -> Float[Array, "n n"]:
     """One layer's share of K: J_l J_l^T."""
     a, g, layer = factor.layer.input, factor.signal, factor.layer
-    n, slots = g.shape[:2]
-    if layer.one_copy and layer.kind != "lookup" and _gradients_are_cheaper(a, g):
+    (n, slots, inner), outer = a.shape, g.shape[2]
+    cheaper = outer * inner * (slots + n) <= n * slots**2 * (inner + outer)  # multiplications, than all pairs of tokens
+    if layer.one_copy and layer.kind != "lookup" and cheaper:
         return _of_gradients(layer, g)
     if layer.kind == "scale":  # y = scale * a + bias, entry by entry: the gradients are g * a and g
         if layer.owner is None:
@@ -121,24 +122,16 @@ def layer_gram(factor: Factor) -> Float[Array, "n n"]:
         products = flat[0] @ flat[0].T + flat[1] @ flat[1].T
     elif layer.kind == "lookup":  # the input is a row's number: gradients meet where that is the same
         rows, signals = a.reshape(n * slots), g.reshape(n * slots, -1)
-        return _by_sample(jnp.where(rows[:, None] == rows[None, :], signals @ signals.T, 0), n)
+        products = jnp.where(rows[:, None] == rows[None, :], signals @ signals.T, 0)
     else:
         if layer.owner is None:
-            inner = jnp.einsum("nsd,msd->snm", a, a) + layer.bias
-            return jnp.sum(inner * jnp.einsum("nsd,msd->snm", g, g), axis=0)
+            inputs = jnp.einsum("nsd,msd->snm", a, a) + layer.bias
+            return jnp.sum(inputs * jnp.einsum("nsd,msd->snm", g, g), axis=0)
         flat = [v.reshape(n * slots, -1) for v in (a, g)]
         products = (flat[0] @ flat[0].T + layer.bias) * (flat[1] @ flat[1].T)
     owner = layer.owner.reshape(-1)
-    return _by_sample(jnp.where(owner[:, None] == owner[None, :], products, 0), n)
-
-
-def _by_sample(products: Float[Array, "rows rows"], n: int) -> Float[Array, "n n"]:
-    return jnp.sum(products.reshape(n, len(products) // n, n, -1), axis=(1, 3))
-
-
-def _gradients_are_cheaper(a: Array, g: Array) -> bool:  # in multiplications, than all pairs of tokens
-    n, slots, inner, outer = *a.shape, g.shape[2]
-    return outer * inner * (slots + n) <= n * slots**2 * (inner + outer)
+    products = jnp.where(owner[:, None] == owner[None, :], products, 0)
+    return jnp.sum(products.reshape(n, slots, n, slots), axis=(1, 3))
 
 
 def _of_gradients(layer: Layer, g: Float[Array, "n slots outer"]) -> Float[Array, "n n"]:

@@ -110,6 +110,11 @@ def sampled(mixture: Mixture, most: int, fill: bool = False) -> Mixture:
     return eqx.tree_at(lambda m: m.real, taken, None) if fill and mixture.real is not None else taken
 
 
+def of_tokens(mixture: Mixture, samples: int, most: int) -> Mixture:
+    """Where rows are tokens of so many samples: at most `most` of them, none of them padding."""
+    return sampled(mixture, most, fill=True) if len(mixture.weight) > samples else mixture
+
+
 class Trace(eqx.Module):
     """Everything that others want to look at in one forward pass."""
 
