@@ -129,7 +129,7 @@ def layer_gram(factor: Factor) -> Float[Array, "n n"]:
             return jnp.sum(inputs * jnp.einsum("nsd,msd->snm", g, g), axis=0)
         flat = [v.reshape(n * slots, -1) for v in (a, g)]
         products = (flat[0] @ flat[0].T + layer.bias) * (flat[1] @ flat[1].T)
-    owner = layer.owner.reshape(-1)
+    owner = jnp.asarray(layer.owner).reshape(-1)
     products = jnp.where(owner[:, None] == owner[None, :], products, 0)
     return jnp.sum(products.reshape(n, slots, n, slots), axis=(1, 3))
 
