@@ -340,7 +340,10 @@ def test_any_number_of_a_run_can_vary_and_names_it(tmp_path, capsys):
         (temperature,) = [file[name] for name in file.files if "nets/actor" in name and "temperature" in name]
     np.testing.assert_array_equal(temperature, 0.5)
     capsys.readouterr()
-    for wrong, sentence in (("learning_rat=1", "did you mean learning_rate?"), ("learning_rate", "want NAME=VALUE,VALUE")):
+    for wrong, sentence in (
+        ("learning_rat=1", "did you mean learning_rate?"),
+        ("learning_rate", "want NAME=VALUE,VALUE"),
+    ):
         assert main([*words[:-1], str(tmp_path / "other"), "--vary", wrong]) == 1
         assert sentence in capsys.readouterr().err
 

@@ -92,7 +92,7 @@ def check_networks(found: Found, out: Path) -> None:
         (["paln", "metaworld-crl"], "use list, plan, run or report"),
         (["report", "metaworld-crl", "--out", "nowhere"], "has started; first use sphere experiment run"),
         (["run", "metaworld-crl", "--only", "SPHER"], "no method of this experiment 'SPHER'; did you mean SPHERE?"),
-        (["run", "metaworld-crl", "--at-once", "0"], "at_once=0; want a number, at least 1"),
+        (["run", "metaworld-crl", "--at-once", "0"], "at_once=0; want a whole number, at least 1"),
         (["run", "metaworld-crl", "--at-once", "2", "--launcher", "ray"], "--at-once is for this machine"),
     ],
 )

@@ -14,7 +14,8 @@ from sphere.cli.main import main
 from sphere.envs import heldout
 from sphere.errors import UserError
 from sphere.storage import checkpoint
-from sphere.storage.fleet_directory import UNIMPORTANT, FleetDirectory, flatten
+from sphere.storage.files import flatten
+from sphere.storage.fleet_directory import UNIMPORTANT, FleetDirectory
 from sphere.training import loop, plan
 from sphere.training.describe import run_records
 from sphere.training.settings import to_json

@@ -22,6 +22,7 @@ WEAK = "SPHERE (coefficient gradient-norm, variant last, rho 0.01)"
 KEPT = {
     "humanoidbench-diverged": {("SPHERE", 3000320): 2},
     "humanoidbench-rl": {("SPHERE", 3000320): 2},
+    "humanoidbench-stand-released": {("SPHERE", 10000384): 1, ("Top-K MoE", 10000384): 1},
     "metaworld-crl": {("SPHERE", 1015808): 5, ("Top-K MoE", 1015808): 5},
     "metaworld-crl-coefficients": {("SPHERE", 1015808): 7},
     "metaworld-crl-first": {("SPHERE", 1015808): 5, ("Top-K MoE", 1015808): 5},

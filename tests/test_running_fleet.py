@@ -196,12 +196,14 @@ def _save_as_before(training, tree):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_closed_terminal_saves_as_a_scheduler_does(number, straight, tmp_path):
     """Both come after the third iteration, at which no checkpoint is due."""
+    before = signal.signal(number, signal.SIG_DFL)  # under nohup the tests themselves ignore it
     patch = after(3, lambda: os.kill(os.getpid(), number))
     try:
         with pytest.raises(loop.Interrupted, match="stopped after step 192"):
             train(ONE, tmp_path / "fleet", quiet=True)
     finally:
         patch.undo()
+        signal.signal(number, before)
     train(ONE, tmp_path / "fleet", resume=True, quiet=True)
     assert fleets.numbers(tmp_path / "fleet") == fleets.numbers(straight)
 

@@ -10,7 +10,7 @@ import pytest
 from fleets import TINY, changed
 
 import sphere
-from sphere.envs.worker import Process
+from sphere.envs.handles import Process
 from sphere.saved import SavedFleet
 from sphere.storage import run_directory
 from sphere.training.fleet import Fleet

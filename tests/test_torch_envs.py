@@ -13,6 +13,7 @@ from gymnasium.wrappers.vector import NormalizeObservation, RecordEpisodeStatist
 from walk import Walk
 
 import sphere
+from sphere.envs import gym_names
 from sphere.envs.pool import Pool
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -74,6 +75,7 @@ def test_gymnasiums_wrappers_count_and_normalise():
 
 
 def test_gymnasium_makes_tasks_by_name():
+    gym_names.register()  # as importing sphere.envs does where gymnasium is imported before it
     name = sphere.envs.tasks("probe")[0]
     envs = gymnasium.make_vec(f"sphere/probe-{name}", num_envs=3, seed=4, workers=0)
     with sphere.envs.make(f"probe/{name}", 3, seed=4, workers=0) as plain:

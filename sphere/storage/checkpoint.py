@@ -161,15 +161,15 @@ class Contents(NamedTuple):
     path: Path
 
     def part(self, name: str) -> dict[str, Any]:
-        """What is saved under a name, as nested dictionaries."""
+        """What is saved under a name, by the next name, and below that by all that is left of it."""
         found: dict[str, Any] = {}
         for key, array in self.arrays.items():
             if key.startswith(f"tree/{name}/"):
-                *parents, last = key.split("/")[2:]
-                place = found
-                for parent in parents:
-                    place = place.setdefault(parent, {})
-                place[last] = array
+                first, _, rest = key.removeprefix(f"tree/{name}/").partition("/")
+                if rest:
+                    found.setdefault(first, {})[rest] = array
+                else:
+                    found[first] = array
         return found
 
 
