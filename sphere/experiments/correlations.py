@@ -28,7 +28,7 @@ DIRECTIONS = 32
 
 def feature_and_ntk_rank(actor: Any, states: jax.Array) -> tuple[jax.Array, jax.Array]:
     """r_e(A_last), which SPHERE shapes, and r_e(K), which it is for."""
-    return feature_rank(actor.trunk(states)[1]), ntk.effective_rank(actor, states)
+    return feature_rank(actor.trunk(states)[1].mixtures[-1]), ntk.effective_rank(actor, states)
 
 
 def kronecker_ranks(actor: Any, states: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -48,7 +48,7 @@ def kronecker_ranks(actor: Any, states: jax.Array) -> tuple[jax.Array, jax.Array
 def curvatures(actor: Any, states: jax.Array) -> tuple[jax.Array, jax.Array]:
     """q_GN and q_KFAC at the experts' output layer in some directions of norm one, the same in every batch."""
     trace = actor.trunk(states)[1]
-    met = used(trace).reshape(-1, 1)
+    met = used(trace.mixtures[-1]).reshape(-1, 1)
     # a pair of state and expert that did not meet has rows of zeros, and its part in the means is taken out again
     features = jnp.where(met, trace.layers[-1].input.reshape(len(met), -1), 0)
     signals = jnp.where(met, output_signals(actor.trunk, states)[-1].reshape(len(met), -1), 0)

@@ -37,7 +37,7 @@ def gate_results(found: Found) -> Results:
     for label, one in first_snapshots(found, PAIR).items():
         states = jnp.asarray(one.rollout[:: len(one.rollout) // size][:size])
         with jax.default_matmul_precision("highest"):  # TF32 would lift the floor of the spectra
-            gate, expert = jax.jit(ntk.blocks)(one.actor, states)
+            gate, expert = jax.jit(ntk.blocks)(one.actor, states)[:2]  # nothing is shared in these actors
             cosines[label] = float(block_cosine(gate, expert))
             bound = gate_expert_decoupling(gate, expert, 2 * len(gate))
         sizes = [parameter_count(part) for part in (one.actor.trunk.router, one.actor.trunk.experts)]
@@ -75,7 +75,8 @@ TASKS = 5
 
 
 def weighted_features(one: Snapshot) -> np.ndarray:
-    blocks = jax.jit(lambda trunk, states: feature_blocks(trunk(states)[1]))(one.actor.trunk, jnp.asarray(one.heldout))
+    last = jax.jit(lambda trunk, states: feature_blocks(trunk(states)[1].mixtures[-1]))
+    blocks = last(one.actor.trunk, jnp.asarray(one.heldout))
     return np.asarray(blocks).reshape(len(one.heldout), -1)
 
 
