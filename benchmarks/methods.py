@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.timing import count, device
-from benchmarks.update import ON_CPU, best, fresh, minibatches, settings, timed_update
+from benchmarks.update import ON_CPU, best, fresh, minibatches, ppo, timed_update
 from sphere import registry
 from sphere.algos.ppo import PPO
 from sphere.algos.state import init_methods
@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", help="only these, beside none")
     parser.add_argument("--fast", action="store_true", help="GPU kernels chosen by timing (deterministic=False)")
     arguments = parser.parse_args()
-    config = settings(10, arguments.batch, False, 8 if ON_CPU else 32, not arguments.fast)
+    config = ppo(10, arguments.batch, False, 8 if ON_CPU else 32, not arguments.fast)
     found = programs(config)
     if unknown := sorted(set(arguments.methods or ()) - set(found)):
         parser.error(f"no method {', '.join(unknown)}; there are {', '.join(found)}")

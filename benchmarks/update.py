@@ -1,10 +1,13 @@
-"""What one minibatch update costs in training: `python -m benchmarks.update`.
+"""What one minibatch update costs in training: `python -m benchmarks.update [--learner td3]`.
 
-Whole updates of fleets on synthetic rollouts with the paper's actor (Top-2, three layers of 256, observation 39, action
-4) and critic: 32 minibatches in one call (16 on a CPU), the state donated, as in training. Milliseconds per minibatch,
-with and without the penalty, for fleets of several sizes; and in the same run one jitted call per minibatch of the same
-network, dense, one run, no scan: how the released code is built, without its other costs. Best of several, compiling
-excluded.
+Whole updates of fleets on synthetic data (observation 39, action 4): 32 minibatches a call (16 on a CPU), the state
+donated, as in training. Milliseconds per minibatch, with and without the penalty, for fleets of several sizes. Best of
+several, compiling excluded.
+
+PPO has the paper's actor (Top-2, three layers of 256) and critic; in the same run it is timed by one jitted call per
+minibatch of the same network, dense, one run, no scan: how the released code is built, without its other costs. TD3 has
+twin Top-2 critics and a dense actor, two layers of 256 each; a minibatch is one update of the critics, every second
+one also of the actor.
 """
 
 import argparse
@@ -22,19 +25,26 @@ import numpy as np
 
 from benchmarks.timing import count, device
 from sphere.algos import fleet as rows
+from sphere.algos import replay
 from sphere.algos.learner import Clock, DataSpec
-from sphere.algos.ppo import PPO, PPOState, minibatch
+from sphere.algos.ppo import PPO, minibatch
 from sphere.algos.ppo_equations import Rollout, prepare
+from sphere.algos.td3 import TD3
 from sphere.methods import Sphere
 from sphere.nets import NetConfig
 
 OBS, ACT, ENVS, EPOCHS = 39, 4, 8, 2
+SPEC = DataSpec((OBS,), ACT, (-1.0,) * ACT, (1.0,) * ACT)
+REMEMBERED = 100_000  # transitions: too many for a cache, as in training
 ON_CPU = jax.default_backend() == "cpu"
 MANY = 100  # experts from which a CPU gets less to do: Adam alone then moves gigabytes per minibatch
 RHO = 0.1
 
 
-def settings(experts: int, batch: int, penalty: bool, minibatches: int, deterministic: bool = True) -> PPO:
+Config = PPO | TD3
+
+
+def ppo(experts: int, batch: int, penalty: bool, minibatches: int, deterministic: bool = True) -> PPO:
     return PPO(
         deterministic=deterministic,
         num_envs=ENVS,
@@ -46,20 +56,36 @@ def settings(experts: int, batch: int, penalty: bool, minibatches: int, determin
     )
 
 
-def scalars(config: PPO) -> dict[str, Any]:
+def td3(experts: int, batch: int, penalty: bool, minibatches: int, deterministic: bool = True) -> TD3:
+    return TD3(
+        deterministic=deterministic,
+        num_envs=1,
+        rollout_steps=minibatches,
+        batch_size=batch,
+        buffer_size=REMEMBERED,
+        learning_starts=0,
+        critic=NetConfig(kind="top-k", experts=experts, depth=2),
+        methods=(Sphere(placement="critic"),) if penalty else (),
+    )
+
+
+LEARNERS: dict[str, Callable[..., Config]] = {"ppo": ppo, "td3": td3}
+
+
+def scalars(config: Config) -> dict[str, Any]:
     """The numbers of one run."""
     return {name: jnp.float32(value) for name, value in (config.numbers | {"rho": RHO}).items()}
 
 
-def numbers(config: PPO, fleet: int) -> dict[str, Any]:
+def numbers(config: Config, fleet: int) -> dict[str, Any]:
     return {name: jnp.full(fleet, value) for name, value in scalars(config).items()}
 
 
-def shapes(config: PPO) -> PPOState:
-    return eqx.filter_eval_shape(lambda: config.init(DataSpec((OBS,), ACT), jnp.uint32(0), scalars(config)))
+def shapes(config: Config) -> Any:
+    return eqx.filter_eval_shape(lambda: config.init(SPEC, jnp.uint32(0), scalars(config)))
 
 
-def fresh(config: PPO, fleet: int | None) -> PPOState:
+def fresh(config: Config, fleet: int | None) -> Any:
     """LeCun-scaled networks and zero moments, by numpy: `init` would take longer to compile than the rest to run."""
     rng = np.random.default_rng(0)
 
@@ -89,6 +115,14 @@ def experience(config: PPO, fleet: int) -> Rollout:
     return Rollout(normal(OBS), action, log_prob, normal(), normal(OBS), np.zeros(shape, bool), done)
 
 
+def remembered(config: TD3, fleet: int) -> dict[str, Any]:
+    """Full memories with transitions of unit scale."""
+    shape = (fleet, config.buffer_size, replay.width(SPEC))
+    table = np.random.default_rng(1).standard_normal(shape, np.float32)
+    table[..., -1] = 0  # no episode has ended
+    return {"table": table, "filled": np.full(fleet, config.buffer_size, np.int32)}
+
+
 def best(once: Callable[[], float], repeats: int, seconds: float) -> float:
     """Best of up to `repeats` timed calls, as many as fit into about `seconds`, after one that compiles."""
     once()
@@ -98,9 +132,10 @@ def best(once: Callable[[], float], repeats: int, seconds: float) -> float:
     return min(times)
 
 
-def timed_update(config: PPO, state: PPOState, fleet: int, progress: float = 0.0) -> Callable[[], float]:
+def timed_update(config: Config, state: Any, fleet: int, progress: float = 0.0) -> Callable[[], float]:
     """A function that carries out one update of all runs and returns its seconds. It takes over `state`."""
-    data = jax.device_put(experience(config, fleet)._asdict())
+    made = remembered(config, fleet) if isinstance(config, TD3) else experience(config, fleet)._asdict()
+    data = jax.device_put(made)
     seeds = jnp.arange(fleet, dtype=jnp.uint32)
     of_runs, clock = numbers(config, fleet), Clock(np.int32(0), np.float32(progress))
 
@@ -117,11 +152,13 @@ def timed_update(config: PPO, state: PPOState, fleet: int, progress: float = 0.0
     return once
 
 
-def minibatches(config: PPO) -> int:
+def minibatches(config: Config) -> int:
+    if isinstance(config, TD3):
+        return config.updates
     return config.epochs * config.num_envs * config.rollout_steps // config.batch_size
 
 
-def fleet_milliseconds(config: PPO, fleet: int, repeats: int, seconds: float) -> float:
+def fleet_milliseconds(config: Config, fleet: int, repeats: int, seconds: float) -> float:
     """Per minibatch of all runs together, by whole updates."""
     return 1e3 * best(timed_update(config, fresh(config, fleet), fleet), repeats, seconds) / minibatches(config)
 
@@ -157,39 +194,44 @@ def memory() -> int:
     return (jax.devices()[0].memory_stats() or {}).get("bytes_limit", 2**63)
 
 
-def refusal(config: PPO, fleet: int, alone: float | None, limit: float) -> str | None:
+def refusal(config: Config, fleet: int, alone: float | None, limit: float) -> str | None:
     """Why a fleet is not timed, if it is not. `alone`: milliseconds of one run."""
-    experts = config.actor.experts
+    experts = max(net.experts for net in config.nets.values() if net.kind != "mlp")
     if ON_CPU and fleet > 1 and experts >= MANY:
         return f"on a CPU, {experts} experts are timed with one run only"
     parameters = sum(leaf.size for leaf in jax.tree.leaves(shapes(config).nets))
     # parameters and two moments, two gradients and their sum, and the same again for what is under way
     need = 4 * parameters * fleet * 10
+    if isinstance(config, TD3):
+        need += 4 * fleet * config.buffer_size * replay.width(SPEC)
     if need > memory():
         return f"needs about {need / 2**30:.0f} GiB, there are {memory() / 2**30:.0f}"
-    minibatches = config.epochs * config.num_envs * config.rollout_steps // config.batch_size
-    expected = 0.0 if alone is None else 2e-3 * alone * fleet * minibatches
+    expected = 0.0 if alone is None else 2e-3 * alone * fleet * minibatches(config)
     if expected > limit:
         return f"would take about {expected:.0f} s a measurement, the limit is {limit:.0f} (--seconds)"
     return None
 
 
-def compare(experts: int, batch: int, fleets: list[int], seconds: float, quick: bool, deterministic: bool) -> None:
+def compare(
+    make: Callable[..., Config], experts: int, batch: int, fleets: list[int], seconds: float, quick: bool, exact: bool
+) -> None:
     """All rows of one number of experts and one minibatch size."""
     large = ON_CPU and experts >= MANY
-    minibatches = 4 if large else 8 if quick else 16 if ON_CPU else 32
+    updates = 4 if large else 8 if quick else 16 if ON_CPU else 32
     repeats = 2 if quick else 3 if ON_CPU else 5
-    off, on = (settings(experts, batch, penalty, minibatches, deterministic) for penalty in (False, True))
+    off, on = (make(experts, batch, penalty, updates, exact) for penalty in (False, True))
     reason = refusal(on, 1, None, seconds)
     if reason:
         print(f"{experts:>5} {batch:>4}   skipped: {reason}", flush=True)
         return
     calls = [float("nan")] * 2
     row = f"{experts:>5} {batch:>4} {'calls':>6}"
-    if large and seconds < 60:
+    if make is td3:
+        pass  # nobody has published a mixture as TD3's critic
+    elif large and seconds < 60:
         print(f"{row}   skipped: all {experts} experts on every sample take 10 to 20 s a minibatch here (--seconds 60)")
     else:
-        calls = [call_milliseconds(config, repeats, seconds) for config in (off, on)]
+        calls = [call_milliseconds(config, repeats, seconds) for config in (off, on) if isinstance(config, PPO)]
         columns = [number for call in calls for number in (call, call)]
         print(row + "".join(f" {number:>9.3f}" for number in columns) + f" {calls[1] / calls[0]:>7.2f}", flush=True)
     alone = None
@@ -216,15 +258,19 @@ def compare(experts: int, batch: int, fleets: list[int], seconds: float, quick: 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--learner", choices=LEARNERS, default="ppo")
     parser.add_argument("--experts", type=count, nargs="+", default=[10, 1000])
-    parser.add_argument("--batch", type=count, nargs="+", default=[64, 256], help="samples of a minibatch")
+    parser.add_argument("--batch", type=count, nargs="+", help="samples of a minibatch (64 256; TD3: 256)")
     parser.add_argument("--fleets", type=count, nargs="+", default=[1, 5, 10], help="runs in a fleet")
     parser.add_argument("--seconds", type=float, default=20.0 if ON_CPU else 60.0, help="longest measurement")
     parser.add_argument("--fast", action="store_true", help="GPU kernels chosen by timing (deterministic=False)")
     parser.add_argument("--quick", action="store_true", help="fewer minibatches and repeats")
     arguments = parser.parse_args()
-    print(f"PPO minibatch update on {device()}: Top-2, width 256, depth 3, observation {OBS}, action {ACT}")
-    print("milliseconds per minibatch; 'calls': one jitted call per minibatch, dense, one run, no scan")
+    off_policy = arguments.learner == "td3"
+    what = "TD3: twin Top-2 critics and a dense actor, depth 2" if off_policy else "PPO: Top-2 actor, depth 3"
+    print(f"minibatch update of {what}, width 256, observation {OBS}, action {ACT}, on {device()}")
+    calls = "" if off_policy else "; 'calls': one jitted call per minibatch, dense, one run, no scan"
+    print(f"milliseconds per minibatch{calls}")
     chosen = "timing" if arguments.fast else "rule: the same bits in every process"
     print(f"products at default precision (TF32 on NVIDIA GPUs), GPU kernels chosen by {chosen}\n")
     print(f"{'':>17} {'no penalty':>19} {'penalty':>19} {'on to':>7} {'faster than calls':>19}")
@@ -232,8 +278,9 @@ def main() -> None:
     print(f"{head} {'off':>9} {'on':>9}", flush=True)
     started = time.perf_counter()
     for experts in arguments.experts:
-        for batch in arguments.batch:
-            compare(experts, batch, sorted(arguments.fleets), arguments.seconds, arguments.quick, not arguments.fast)
+        for batch in arguments.batch or ([256] if off_policy else [64, 256]):
+            how = (sorted(arguments.fleets), arguments.seconds, arguments.quick, not arguments.fast)
+            compare(LEARNERS[arguments.learner], experts, batch, *how)
     print(f"\n{time.perf_counter() - started:.0f} s in all, compiling included")
 
 
