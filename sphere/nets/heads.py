@@ -29,6 +29,20 @@ class Trunk(Protocol):
     def __call__(self, x: Array, taps: tuple[Array, ...] | None = None) -> tuple[Array, Trace]: ...
 
 
+class Head(eqx.Module):
+    """A head over one trunk."""
+
+    trunk: Trunk
+
+    @property
+    def trunks(self) -> dict[str, Any]:
+        return {"": self.trunk}
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return self.trunk.input_shape
+
+
 class Gaussian(NamedTuple):
     """A diagonal normal distribution over actions."""
 
@@ -46,23 +60,14 @@ class Gaussian(NamedTuple):
         return self.mean + jnp.exp(self.log_std)[None, :] * jax.random.normal(key, self.mean.shape, self.mean.dtype)
 
 
-class GaussianActor(eqx.Module):
+class GaussianActor(Head):
     """The trunk gives the mean; log_std is learned, does not depend on the state and starts at 0."""
 
-    trunk: Trunk
     log_std: Float[Array, " act"]
 
     def __init__(self, trunk: Trunk, action_size: int):
         self.trunk = trunk
         self.log_std = jnp.zeros(action_size)
-
-    @property
-    def trunks(self) -> dict[str, Any]:
-        return {"": self.trunk}
-
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        return self.trunk.input_shape
 
     def __call__(self, x: Float[Array, "n *input"], taps: tuple[Array, ...] | None = None) -> tuple[Gaussian, Trace]:
         mean, trace = self.trunk(x, taps)
@@ -77,20 +82,11 @@ class GaussianActor(eqx.Module):
         return np.exp(np.asarray(self.log_std))
 
 
-class DeterministicActor(eqx.Module):
+class DeterministicActor(Head):
     """tanh of what the trunk gives, in [-1, 1]; `act` gives it in the units of the simulator's box."""
 
-    trunk: Trunk
     low: tuple[float, ...] = eqx.field(static=True)
     high: tuple[float, ...] = eqx.field(static=True)
-
-    @property
-    def trunks(self) -> dict[str, Any]:
-        return {"": self.trunk}
-
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        return self.trunk.input_shape
 
     @property
     def centre(self) -> Float[np.ndarray, " act"]:
@@ -140,18 +136,8 @@ class Explorer(eqx.Module):
         return bool(np.all(np.asarray(self.warm)))
 
 
-class Value(eqx.Module):
+class Value(Head):
     """V(s), from a trunk with one output."""
-
-    trunk: Trunk
-
-    @property
-    def trunks(self) -> dict[str, Any]:
-        return {"": self.trunk}
-
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        return self.trunk.input_shape
 
     def __call__(
         self, x: Float[Array, "n *input"], taps: tuple[Array, ...] | None = None
@@ -160,18 +146,8 @@ class Value(eqx.Module):
         return value[:, 0], trace
 
 
-class Logits(eqx.Module):
+class Logits(Head):
     """A classifier: the trunk gives a logit for every class."""
-
-    trunk: Trunk
-
-    @property
-    def trunks(self) -> dict[str, Any]:
-        return {"": self.trunk}
-
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        return self.trunk.input_shape
 
     def __call__(
         self, x: Float[Array, "n *input"], taps: tuple[Array, ...] | None = None
