@@ -1,9 +1,9 @@
-"""`sphere experiment list | plan | run | report`."""
+"""`sphere experiment list | plan | run | report | pages`."""
 
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -19,6 +19,7 @@ USAGE = """usage: sphere experiment list
        sphere experiment plan NAME     show the runs it needs, their fleets, and which of them exist
        sphere experiment run NAME      train missing fleets, resume unfinished ones
        sphere experiment report NAME   write its tables, figures and page from the runs that exist
+       sphere experiment pages RECORDS write a page with a verdict for every experiment, and an overview
 
   --scale smoke|small|paper   smoke (default): minutes on two cores; small: a tenth of the steps; paper: as in the paper
   --seeds 0 1 2               default: 2, 3 or 5 seeds by scale (ten-seeds: 10; runtime and those from checkpoints: 1)
@@ -153,7 +154,27 @@ def report(arguments: list[str]) -> None:
     print(f"{plural(len(found.loaded.runs), 'run')}, {plural(len(written), 'file')}: {out / 'index.html'}")
 
 
-VERBS = {"plan": plan, "run": run, "report": report}
+@dataclass(frozen=True)
+class PagesOptions:
+    """Write the pages of results from records: one per experiment, and an overview."""
+
+    records: tyro.conf.Positional[Path]
+    """Directory with the records of all runs."""
+    out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("docs/results")
+    """Where the pages go; its folder `notes` has the hand-written texts."""
+
+
+def pages(arguments: list[str]) -> None:
+    from sphere.experiments.pages import results_of, write_pages
+    from sphere.experiments.records import archive
+
+    options = tyro.cli(PagesOptions, prog="sphere experiment pages", args=arguments)
+    records = archive(options.records)
+    written = write_pages(records, results_of(records), options.out)
+    print(f"{plural(len(written), 'page')}: {options.out / 'index.md'}")
+
+
+VERBS = {"plan": plan, "run": run, "report": report, "pages": pages}
 
 
 def experiment(arguments: list[str]) -> None:
@@ -162,6 +183,6 @@ def experiment(arguments: list[str]) -> None:
     elif arguments[0] == "list":
         print(listing())
     elif arguments[0] not in VERBS:
-        raise ValueError(f"sphere experiment has no command {arguments[0]!r}; use list, plan, run or report")
+        raise ValueError(f"sphere experiment has no command {arguments[0]!r}; use list, plan, run or report, or pages")
     else:
         VERBS[arguments[0]](arguments[1:])
