@@ -85,11 +85,12 @@ class Hold:
         self.file.unlink()
 
 
-def write(config: FleetConfig, directory: Path) -> None:
+def write(config: FleetConfig, directory: Path, spec: dict[str, Any] | None = None) -> None:
     """The fleet's settings as `sphere train` leaves them at its start, so that `sphere resume` can do the rest."""
     directory.mkdir(parents=True)
-    files.write_json(directory / "fleet.json", {"format": files.FORMAT, "spec": SPEC, "settings": to_json(config)})
-    FleetDirectory(directory, run_records(config, SPEC), None, resume=False).close()
+    spec = spec or SPEC
+    files.write_json(directory / "fleet.json", {"format": files.FORMAT, "spec": spec, "settings": to_json(config)})
+    FleetDirectory(directory, run_records(config, spec), None, resume=False).close()
 
 
 def resume(directory: Path, cache: Path, *words: str, hold: Hold | None = None) -> subprocess.Popen:

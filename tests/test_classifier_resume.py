@@ -65,17 +65,15 @@ def test_records_say_what_they_are_and_how_well_it_went(straight):
 
 
 @pytest.mark.parametrize("iterations", [3, 6])
-def test_a_run_that_was_cut_off_ends_with_the_same_bits(straight, tmp_path, monkeypatch, iterations):
-    monkeypatch.setattr(fleets, "SPEC", SPEC)
-    fleets.write(TINY, tmp_path / "fleet")
+def test_a_run_that_was_cut_off_ends_with_the_same_bits(straight, tmp_path, iterations):
+    fleets.write(TINY, tmp_path / "fleet", SPEC)
     fleets.cut_after(iterations, TINY, tmp_path / "fleet")
     train(TINY, tmp_path / "fleet", resume=True, quiet=True)
     assert_same(straight, tmp_path / "fleet")
 
 
-def test_kill_nine_and_resume_equals_straight_through(straight, tmp_path, monkeypatch):
-    monkeypatch.setattr(fleets, "SPEC", SPEC)
-    kill.train_with_kills(TINY, tmp_path / "killed", tmp_path / "cache", 2, seed=0)
+def test_kill_nine_and_resume_equals_straight_through(straight, tmp_path):
+    kill.train_with_kills(TINY, tmp_path / "killed", tmp_path / "cache", 2, seed=0, spec=SPEC)
     assert_same(straight, tmp_path / "killed")
 
 

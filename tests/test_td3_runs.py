@@ -161,6 +161,6 @@ def test_workers_act_as_the_actor_does():
 
 
 def test_killed_at_random_moments_it_ends_with_the_same_numbers(whole, tmp_path):
-    """kill -9; `python tests/kill.py 20 td3` does it twenty times."""
+    """kill -9; `python scripts/kills.py 200` does so many times more."""
     kill.train_with_kills(TINY, tmp_path / "killed", tmp_path / "cache", kills=2, seed=3)
     assert_same(tmp_path / "killed", whole)
