@@ -273,7 +273,7 @@ def test_ctrl_c_before_the_first_iteration_leaves_cleanly(tmp_path):
 )
 def test_training_that_ctrl_c_ended_in_good_order_has_its_exit_code_too(words, advice, tmp_path, monkeypatch, capsys):
     def stop(*_, **__):
-        raise loop.Interrupted("stopped after step 64; go on with: sphere resume it")
+        raise loop.Interrupted("stopped after step 64; continue with: sphere resume it")
 
     monkeypatch.setattr(loop, "train", stop)
     monkeypatch.chdir(tmp_path)

@@ -147,7 +147,7 @@ def test_fleets_side_by_side_stopped_and_gone_on_with_give_the_same_numbers(alon
     process.terminate()
     said = processes.ended(process)
     assert process.returncode == 1, said
-    assert "2 fleets stopped and saved; go on with the same command" in said
+    assert "2 fleets stopped and saved; continue with the same command" in said
     wait_until_gone(children)
     assert not any(job.finished for job in jobs)
     assert {json.loads((job.directory / "fleet.json").read_text())["settings"]["sharing"] for job in jobs} == {2}

@@ -49,7 +49,7 @@ def test_when_a_checkpoint_was_due_is_what_the_run_began_with(fleet, tmp_path):
     for path in fleet.glob("checkpoint-*.npz"):
         path.unlink()
     names = [run.name for run in ONE.runs]
-    with pytest.raises(FileNotFoundError, match="no checkpoint to go on from"):
+    with pytest.raises(FileNotFoundError, match="no checkpoint to resume from"):
         check_nothing_is_lost(fleet, names, resume=True)
     fleets.write(ONE, tmp_path / "other")
     (run,) = (tmp_path / "other").glob("rho*")

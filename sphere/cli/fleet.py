@@ -1,4 +1,4 @@
-"""`sphere resume`, `eval` and `show`: going on with a fleet and looking at it, from its directory."""
+"""`sphere resume`, `eval` and `show`: continuing a fleet and looking at it, from its directory."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import Any
 import tyro
 
 from sphere.errors import UserError
-from sphere.training.settings import FleetConfig
+from sphere.training.settings import FleetConfig, listed
 
 
 def settings_of(directory: Path) -> FleetConfig:
@@ -26,9 +26,7 @@ def settings_of(directory: Path) -> FleetConfig:
                 "then train into it again"
             )
         if any(directory.glob("*/config.json")):
-            raise UserError(
-                f"{directory} holds records without a {FLEET}, so nothing to go on with; see: sphere report"
-            )
+            raise UserError(f"{directory} holds records without a {FLEET}, so nothing to resume; see: sphere report")
         raise UserError(f"{directory} holds no fleet (no {FLEET}); name the directory that sphere train wrote")
     try:
         return from_json(read_fleet(directory)["settings"])
@@ -38,7 +36,7 @@ def settings_of(directory: Path) -> FleetConfig:
 
 @dataclass(frozen=True)
 class Resume:
-    """Go on from the newest good checkpoint; the numbers are those of a run that was never stopped."""
+    """Continue from the newest good checkpoint; the numbers are those of a run that was never stopped."""
 
     directory: tyro.conf.Positional[Path]
     workers: int | None = None
@@ -108,16 +106,15 @@ def show_text(config: FleetConfig, directory: Path) -> str:
     from sphere.storage.reader import read_run
     from sphere.training.progress import plural
 
-    score = config.source.score(config.suite)
     counts = plural(len(config.runs), "run"), config.protocol, plural(len(config.tasks), "task")
     lines = [f"{directory}: {', '.join(counts)}", ""]
     for name, value in _differences(config).items():
-        shown = " ".join(map(str, value)) if isinstance(value, tuple) else value
-        lines.append(f"  {name:<28} {shown}")
+        words = [str(one) for one in value] if isinstance(value, tuple) else [str(value)]
+        lines.append(f"  {name:<28} {listed(words, ' ') if name == 'tasks' else ' '.join(words)}")
     notes: list[str] = []
-    wide = max(18, *(len(run.name) for run in config.runs))
-    title = score.removesuffix("_at_end")
-    lines += ["", f"{'run':<{wide}} {'step':>12}  {'task':<24} {title:>8} {'return':>10} {'r_e(K)':>8}"]
+    wide, columns = max(18, *(len(run.name) for run in config.runs)), _columns(config)
+    heads = "".join(f" {head:>{size}}" for head, size in columns.values())
+    lines += ["", f"{'run':<{wide}} {'step':>12}  {'task':<24}{heads}"]
     for run in config.runs:
         try:
             found = read_run(directory / run.name, notes)
@@ -127,13 +124,26 @@ def show_text(config: FleetConfig, directory: Path) -> str:
         if not found.curve.step.size:
             lines.append(f"{run.name:<{wide}} {found.steps:>12,}  not evaluated yet")
             continue
-        names = (f"evaluation/{score}", "evaluation/return", "heldout/ntk_rank")
-        numbers = [found.curve.values[name][-1] if name in found.curve.values else float("nan") for name in names]
-        lines.append(
-            f"{run.name:<{wide}} {found.curve.step[-1]:>12,}  {config.tasks[found.curve.task[-1]]:<24} "
-            f"{numbers[0]:>8.2f} {numbers[1]:>10.2f} {numbers[2]:>8.2f}"
-        )
+        cells = "".join(f" {_latest(found.curve.values.get(name)):>{size}}" for name, (_, size) in columns.items())
+        lines.append(f"{run.name:<{wide}} {found.curve.step[-1]:>12,}  {config.tasks[found.curve.task[-1]]:<24}{cells}")
     return "\n".join([*lines, *([""] if notes else []), *notes])
+
+
+def _columns(config: FleetConfig) -> dict[str, tuple[str, int]]:
+    """Metrics that `show` prints, with their titles and widths: the score, and what else a run of the fleet has."""
+    score = config.source.score(config.suite)
+    found = {f"evaluation/{score}": (score.removesuffix("_at_end"), 8)}
+    if "return" in config.source.columns(config.suite) and score != "return":
+        found["evaluation/return"] = ("return", 10)
+    if config.evaluation.heldout:
+        found["heldout/ntk_rank"] = ("r_e(K)", 8)
+    return found
+
+
+def _latest(values: Any) -> str:
+    """Of the evaluations that had it: networks are not diagnosed after each."""
+    known = [] if values is None else values[values == values]
+    return f"{known[-1]:.2f}" if len(known) else "-"
 
 
 def evaluate_table(directory: Path, episodes: int, tasks: tuple[str, ...]) -> str:

@@ -96,7 +96,7 @@ def heldout(arguments: list[str]) -> None:
     try:
         run(RECIPES[options.suite], work, resume=(work / "fleet.json").exists())
     except Interrupted as stopped:
-        raise Interrupted(f"{stopped.at}; go on with the same command") from None
+        raise Interrupted(f"{stopped.at}; continue with the same command") from None
     batch = make(work, options.states, out)
     states, size = batch.states.shape
     print(f"{out}: {states} states of {size} numbers, sha256 {batch.provenance['sha256'][:12]}…")

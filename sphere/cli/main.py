@@ -18,7 +18,7 @@ from sphere.errors import UserError, unknown
 USAGE = """usage: sphere COMMAND ...
 
   train    train a fleet of runs:     sphere train --preset probe-crl --seeds 0 1 2 --rho 0 0.1 --out runs/first
-  resume   go on with a fleet:        sphere resume runs/first
+  resume   continue a fleet:          sphere resume runs/first
   eval     evaluate its policies:     sphere eval runs/first --episodes 20
   show     settings, latest numbers:  sphere show runs/first
   report   tables, figures, a page:   sphere report runs/first runs/second -o report
@@ -39,8 +39,8 @@ INTERRUPTED = 130  # the exit code of a program that Ctrl-C ended
 CLOSED = 141  # and of one whose reader left
 DEBUG = "SPHERE_DEBUG"
 REMEDIES = {
-    errno.ENOSPC: "make room on the disk; what was saved is whole, so a training goes on by sphere resume",
-    errno.EDQUOT: "make room in your quota; what was saved is whole, so a training goes on by sphere resume",
+    errno.ENOSPC: "make room on the disk; what was saved is whole, so continue with sphere resume",
+    errno.EDQUOT: "make room in your quota; what was saved is whole, so continue with sphere resume",
     errno.ENOENT: "check the path",
     errno.EEXIST: "choose another path",
     errno.EISDIR: "name a file, not a directory",

@@ -196,7 +196,7 @@ def train(arguments: list[str]) -> None:
         print(plan(config, out))
         return
     if (out / "fleet.json").exists():
-        raise UserError(f"{out} holds a fleet already; go on with: sphere resume {out}, or choose another --out")
+        raise UserError(f"{out} holds a fleet already; continue with: sphere resume {out}, or choose another --out")
     from sphere.training.loop import train as run
 
     run(config, out, quiet=output.quiet)

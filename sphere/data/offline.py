@@ -38,6 +38,7 @@ class Offline(Environments):
     def open(self, wanted: Wanted, seeds: Sequence[Sequence[int]]) -> list[Source]:
         (mine,) = seeds
         recorded = read(self.dataset)  # before any simulator is started
+        envs.check_sizes(wanted.tasks, self.of_suite())
         return [OfflineSource(self, wanted, list(mine), recorded)]
 
 

@@ -28,20 +28,21 @@ A suite writes one class (`batch.py`). What is done around it for all suites ali
 
 import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sphere import registry
 from sphere.envs.batch import Batch, Suite
+from sphere.errors import UserError
 
 if TYPE_CHECKING:
     from sphere.envs.gym_names import NextStep
     from sphere.envs.pool import Pool
     from sphere.envs.vec_env import PoolVecEnv
 
-__all__ = ["Batch", "Suite", "make", "next_step", "sb3", "suite", "tasks"]
+__all__ = ["Batch", "Suite", "check_sizes", "make", "next_step", "sb3", "suite", "tasks"]
 
 
 def make(
@@ -73,6 +74,27 @@ def make(
     if suite_name in assets.COLLECTIONS:
         assets.find(suite_name)  # said here in one sentence, not at the end of a worker's traceback
     return Pool(suite(suite_name), task, num_envs, seeds, workers, timeout, settings)
+
+
+def check_sizes(names: Sequence[str], settings: Mapping[str, Any]) -> None:
+    """Refuse tasks whose observations or actions have different sizes: one network cannot go through them.
+
+    An environment of each task is made to see. A suite whose tasks are all alike says so (`same_sizes`), and none is.
+    """
+    distinct = list(dict.fromkeys(names))
+    if len(distinct) == 1 or getattr(suite(distinct[0].split("/")[0]), "same_sizes", False):
+        return
+    sizes = {}
+    for name in distinct:
+        with make(name, workers=0, **settings) as pool:
+            sizes[name] = pool.single_observation_space.shape[0], pool.single_action_space.shape[0]
+    first, one = next(iter(sizes.items()))
+    for name, other in sizes.items():
+        if other != one:
+            raise UserError(
+                f"{first} has {one[0]} numbers in an observation and {one[1]} in an action, {name} has {other[0]} and "
+                f"{other[1]}; one network cannot learn both, so train them as fleets of their own"
+            )
 
 
 def next_step(pool: "Pool") -> "NextStep":

@@ -68,6 +68,7 @@ class HumanoidBench:
     """
 
     tasks: ClassVar[tuple[str, ...]] = tuple(TASKS)
+    same_sizes: ClassVar[bool] = True
 
     def __init__(self, task: str, num_envs: int, horizon: int = 1000) -> None:
         if task not in TASKS:

@@ -116,6 +116,7 @@ class MetaWorld:
     """
 
     tasks: ClassVar[tuple[str, ...]] = tuple(TASKS)
+    same_sizes: ClassVar[bool] = True
 
     def __init__(
         self, task: str, num_envs: int, goals: str = "random", horizon: int = 500, one_hot: bool = False

@@ -109,6 +109,7 @@ class Environments:
         return max(1, share - share % TOGETHER)
 
     def open(self, wanted: Wanted, seeds: Sequence[Sequence[int]]) -> list[Source]:
+        envs.check_sizes(wanted.tasks, self.of_suite())
         workers = self.workers_of_a_group(len(seeds), wanted.sharing)
         turns = Turns(places(workers))
         opened: list[EnvironmentSource] = []

@@ -79,7 +79,7 @@ def launch(jobs: Sequence[Job], at_once: int) -> list[Failure]:
         except (KeyboardInterrupt, Interrupted) as reason:
             _stop(running)
             told = str(reason) or stopped(running)
-            raise Interrupted(f"{told}; go on with the same command") from None
+            raise Interrupted(f"{told}; continue with the same command") from None
         finally:
             for child in running:  # no process outlives this function
                 child.process.kill()

@@ -44,7 +44,7 @@ def check_same_file(file: IO[Any], path: Path) -> None:
     if not same:
         raise Replaced(
             f"{path} was removed, moved or replaced while this process was writing; it stops here and changes nothing. "
-            "Put back what was there and go on with sphere resume, or train into another directory"
+            "Put back what was there and continue with sphere resume, or train into another directory"
         )
 
 

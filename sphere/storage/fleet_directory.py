@@ -34,8 +34,8 @@ def _check_same(path: Path, settings: Mapping[str, Any]) -> None:
         return  # not there, damaged or of another version: the checkpoint decides whether it fits
     if changed := [name for name in now if name not in UNIMPORTANT and now[name] != before.get(name)]:
         raise ValueError(
-            f"{path / 'config.json'} has another {', '.join(changed)} than {FLEET} says now; a fleet goes on with the "
-            "settings it began with: put them back, or start another fleet"
+            f"{path / 'config.json'} has another {', '.join(changed)} than {FLEET} says now; a fleet continues with "
+            "the settings it began with: put them back, or start another fleet"
         )
 
 
@@ -46,7 +46,7 @@ def check_nothing_is_lost(directory: Path, names: Sequence[str], resume: bool) -
         if there := sorted(path.parent.name for path in directory.glob("*/config.json")):
             raise FileExistsError(
                 f"{directory} holds records of runs ({', '.join(there[:3])}{', ...' if len(there) > 3 else ''}) and no "
-                "fleet to go on with; choose another directory"
+                "fleet to resume; choose another directory"
             )
         return
     if checkpoint.checkpoints(directory):
@@ -57,7 +57,7 @@ def check_nothing_is_lost(directory: Path, names: Sequence[str], resume: bool) -
         events = run_directory.read_events(path) if (path / run_directory.METRICS).exists() else []
         if events and events[-1]["step"] > _first_checkpoint(path):
             raise FileNotFoundError(
-                f"{path} has records up to step {events[-1]['step']:,}, and {directory} has no checkpoint to go on "
+                f"{path} has records up to step {events[-1]['step']:,}, and {directory} has no checkpoint to resume "
                 "from; starting over would empty them: bring checkpoint-*.npz back, or train into another directory"
             )
 
@@ -158,7 +158,7 @@ class FleetDirectory:
             if not (self.directory / FLEET).is_file():
                 raise files.Replaced(
                     f"{self.directory / FLEET} is gone; training stops here and what it recorded stays. Put the file "
-                    "back and go on with sphere resume"
+                    "back and continue with sphere resume"
                 )
         for run in self.runs:
             run.check()
@@ -190,7 +190,7 @@ def read_fleet(directory: Path) -> dict[str, Any]:
         raise ValueError("these are not the settings of a fleet")
     if data.get("format") != files.FORMAT:
         raise ValueError(
-            "another version wrote it; sphere report reads its records, but only that version goes on with it"
+            "another version wrote it; sphere report reads its records, but only that version can resume it"
         )
     return data
 

@@ -65,7 +65,7 @@ class RunDirectory:
             if written := [file.name for file in files if file.exists() and file.stat().st_size]:
                 raise FileExistsError(
                     f"{path} already holds a run ({', '.join(written)}); "
-                    "go on with its fleet by sphere resume, or choose another directory"
+                    "continue its fleet with sphere resume, or choose another directory"
                 )
             run.truncate({})
             write_json(path / "environment.json", environment)
@@ -130,7 +130,7 @@ class RunDirectory:
             if size != self._lengths[name]:
                 raise Replaced(
                     f"{self.path / name} has {size} bytes, and this process has written {self._lengths[name]}: "
-                    "something else writes to it. Training stops here; see that nothing else does, then go on with "
+                    "something else writes to it. Training stops here; see that nothing else does, then continue with "
                     "sphere resume"
                 )
 

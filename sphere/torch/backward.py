@@ -40,7 +40,7 @@ def penalised_backward(
 
     The penalty is added to the gradients of `params`; other parameters that the loss reaches get the loss's gradient.
     What `.grad` held before stays (accumulation): each call sets lambda by its own batch. Clip afterwards. A tuple of
-    penalties has a lambda each, and may have a rho each. With a `scaler` gradients are scaled: go on with
+    penalties has a lambda each, and may have a rho each. With a `scaler` gradients are scaled: continue with
     `scaler.unscale_(optimiser)`.
 
     With several processes say whose gradients are averaged: `ddp=model`, its DistributedDataParallel wrapper, makes

@@ -249,7 +249,7 @@ class Fleet:
         }
 
     def resume(self) -> checkpoint.Checkpoint:
-        """Go on from the newest good checkpoint of the directory."""
+        """Continue from the newest good checkpoint of the directory."""
         saved = checkpoint.load_latest(self.directory, like_for=self._tree_at)
         first, runs = 0, len(self.run_seeds)
         for group in self.groups:

@@ -1,4 +1,4 @@
-"""Training: a fleet through its tasks, with evaluation, records and checkpoints from which it goes on exactly.
+"""Training: a fleet through its tasks, with evaluation, records and checkpoints from which it continues exactly.
 
 Everything random is a function of (seed, purpose, counter), so a checkpoint needs arrays and counters only, and a run
 that was killed and resumed ends with the same numbers as one that was not.
@@ -150,7 +150,7 @@ class Training:
                 self.save(tree)
             if self.should_stop() and not fleet.queue:
                 self.save(fleet.tree())
-                rest = "all is trained" if fleet.finished else f"go on with: sphere resume {fleet.directory}"
+                rest = "all is trained" if fleet.finished else f"continue with: sphere resume {fleet.directory}"
                 raise Interrupted(f"stopped after step {fleet.steps}; {rest}")
         self.check_resets()
 
@@ -187,7 +187,7 @@ class _StopOnce:
 
 
 def train(config: FleetConfig, directory: Path, *, resume: bool = False, quiet: bool = False) -> None:
-    """Train a fleet into `directory`, or go on with the one that is there."""
+    """Train a fleet into `directory`, or continue the one that is there."""
     if config.wandb:
         check_wandb()
     limits.check(config, directory)
@@ -200,7 +200,7 @@ def train(config: FleetConfig, directory: Path, *, resume: bool = False, quiet: 
     try:
         if not resume and ((directory / FLEET).exists() or checkpoint.checkpoints(directory)):
             raise FileExistsError(
-                f"{directory} holds a fleet already; go on with it by sphere resume, or choose another"
+                f"{directory} holds a fleet already; continue it with sphere resume, or choose another"
             )
         check_nothing_is_lost(directory, [run.name for run in config.runs], resume)
         fleet = Fleet(config, directory)  # first: settings that it refuses leave nothing behind
@@ -221,7 +221,7 @@ def train(config: FleetConfig, directory: Path, *, resume: bool = False, quiet: 
                 if checkpoint.checkpoints(directory)
                 else "from the start, nothing was saved yet"
             )
-            progress.say(f"left at once; go on {where}: sphere resume {directory}")
+            progress.say(f"left at once; continue {where}: sphere resume {directory}")
         raise
     finally:
         for thing in (progress, fleet, records, lock):

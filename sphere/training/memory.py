@@ -1,4 +1,4 @@
-"""What the runs of a group remember: a table on the device to learn from, and a file of every run to go on from."""
+"""What the runs of a group remember: a table on the device to learn from, and a file of every run to resume from."""
 
 import os
 from collections.abc import Sequence

@@ -17,7 +17,7 @@ from sphere.training import limits, memory
 from sphere.training.fleet import Fleet
 from sphere.training.group import Group
 from sphere.training.progress import clock, plural
-from sphere.training.settings import FleetConfig
+from sphere.training.settings import FleetConfig, listed
 
 
 def best_seconds(once: Callable[[int], Any]) -> float:
@@ -89,7 +89,7 @@ def plan(config: FleetConfig, out: Path) -> str:
         f"{runs} {many} on {jax.devices()[0].device_kind}, into {out}",
         f"  runs       {', '.join(run.name for run in config.runs)}",
         f"  method     {'+'.join(method.name for method in fleet.learner.methods) or 'none'}",
-        f"  tasks      {', '.join(config.tasks)} ({config.protocol})",
+        f"  tasks      {listed(config.tasks)} ({plural(len(config.tasks), 'task')}, {config.protocol})",
         f"  steps      {config.task_steps:,} per task and run "
         f"({plural(config.iterations_per_task, 'iteration')} of {config.iteration_steps:,}), "
         f"{config.total_iterations * config.iteration_steps * runs:,} in all",

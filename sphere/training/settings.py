@@ -2,20 +2,28 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from numbers import Integral, Real
 from types import UnionType
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from tyro.conf import Suppress
+from tyro.conf import Suppress, arg
 
 from sphere import registry
 from sphere.algos.learner import Learner
 from sphere.algos.source import Wanted
 from sphere.errors import in_range, unknown
 from sphere.storage.files import plain
+
+LISTED = 10
+"""Tasks that are named one by one."""
+
+
+def listed(tasks: Sequence[str], between: str = ", ") -> str:
+    """Tasks as people read them: of many, the first and the last."""
+    return between.join(tasks) if len(tasks) <= LISTED else f"{tasks[0]} ... {tasks[-1]}"
 
 
 @dataclass(frozen=True)
@@ -73,7 +81,7 @@ class Run(NamedTuple):
 class FleetConfig:
     """Runs that share one program: they differ in seed, rho and other numbers of a run."""
 
-    tasks: tuple[str, ...]
+    tasks: Annotated[tuple[str, ...], arg(help_behavior_hint=lambda tasks: f"(default: {listed(tasks.split(), ' ')})")]
     """Tasks in their order, as suite/task; all of one suite. A task may come more than once."""
     protocol: Literal["crl", "rl"] = "crl"
     """crl: one agent through the list; rl: every task from scratch."""
@@ -104,7 +112,7 @@ class FleetConfig:
         if not self.tasks:
             raise ValueError("tasks is empty; name at least one, as suite/task")
         if len({task.split("/")[0] for task in self.tasks}) != 1:
-            raise ValueError(f"tasks of several suites cannot follow one another: {', '.join(self.tasks)}")
+            raise ValueError(f"tasks of several suites cannot follow one another: {listed(self.tasks)}")
         whole = isinstance(self.seeds, tuple | list) and all(isinstance(seed, Integral) for seed in self.seeds)
         if not whole or not self.seeds or not all(0 <= seed < 2**32 for seed in self.seeds):
             raise ValueError(
