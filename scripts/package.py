@@ -21,8 +21,8 @@ NOT_IN_SDIST = (".ci/", ".gitignore")
 MADE = ("PKG-INFO", "setup.cfg")
 """What building adds to an sdist."""
 
-USE = """
-import jax.numpy as jnp
+CLEAN = {name: value for name, value in os.environ.items() if name not in ("MYPYPATH", "PYTHONPATH", "VIRTUAL_ENV")}
+USE = """\
 import sphere
 from sphere import ntk
 from sphere.nets import NetConfig
@@ -89,12 +89,11 @@ def environment(folder: Path, wheel: Path) -> Path:
 
 def try_commands(place: Path, bin: Path, version: str) -> None:
     """As a user would, in an empty directory."""
-    clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
 
     def sphere(*words: object) -> str:
-        return run(bin / "sphere", *words, cwd=place, env=clean)
+        return run(bin / "sphere", *words, cwd=place, env=CLEAN)
 
-    where = run(bin / "python", "-c", "import sphere; print(sphere.__file__)", cwd=place, env=clean)
+    where = run(bin / "python", "-c", "import sphere; print(sphere.__file__)", cwd=place, env=CLEAN)
     assert Path(where.strip()).is_relative_to(bin.parent), where
     assert sphere("--version") == f"sphere {version}\n"
     few = ("--tasks", "probe/reach-east", "--steps-per-task", 512, "--workers", 0, "--quiet")
@@ -102,19 +101,21 @@ def try_commands(place: Path, bin: Path, version: str) -> None:
     sphere("report", "runs/first", "--out", "report")
     assert (place / "report" / "index.html").is_file()
     assert list((place / "report" / "figures").iterdir())
-    print(sphere("verify", "update").strip())
+    print(sphere("verify", "update").splitlines()[-1])
 
 
 def try_types(place: Path, bin: Path) -> None:
     (place / "mine.py").write_text(USE)
     words = [sys.executable, "-m", "mypy", "--python-executable", bin / "python", "--cache-dir", place / "mypy"]
     print("+ mypy mine.py", flush=True)
-    done = subprocess.run([*map(str, words), "mine.py"], cwd=place, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*map(str, words), "mine.py"], cwd=place, env=CLEAN, capture_output=True, text=True, check=False
+    )
     for wanted in (
-        'mine.py:6: note: Revealed type is "def (phi: ',
-        'mine.py:7: note: Revealed type is "int"',
-        'mine.py:8: error: Argument "experts" to "NetConfig" has incompatible type "str"; expected "int"',
-        'mine.py:9: error: Module has no attribute "no_such_function"',
+        'mine.py:5: note: Revealed type is "def (phi: ',
+        'mine.py:6: note: Revealed type is "int"',
+        'mine.py:7: error: Argument "experts" to "NetConfig" has incompatible type "str"; expected "int"',
+        'mine.py:8: error: Module has no attribute "no_such_function"',
         "Found 2 errors in 1 file",
     ):
         if wanted not in done.stdout.replace("builtins.", ""):
