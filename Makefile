@@ -2,23 +2,27 @@
 PYTHON ?= python3
 VENV   := .venv
 RUN    := $(VENV)/bin/python
-# what is installed: to train (setup, demo, bench), to check style and types, to run all tests
-READY  := $(VENV)/.ready
-LINT   := $(VENV)/.ready-lint
-TEST   := $(VENV)/.ready-test
+# What is installed: to train (setup, demo, bench), to check style and types, to run all tests. The names hold a sum of
+# what the installation came from, and where: after an update, or in a copy, it is made again whatever the files' times.
+SUM    := $(shell { echo '$(CURDIR)'; cat pyproject.toml; grep '^__version__' sphere/__init__.py; } | cksum | tr ' ' -)
+READY  := $(VENV)/.ready-$(SUM)
+LINT   := $(VENV)/.ready-lint-$(SUM)
+TEST   := $(VENV)/.ready-test-$(SUM)
 INSTALL = $(RUN) -m pip install --quiet --disable-pip-version-check --editable
 # the Python that a bundle is for
 PY     ?= 3.12
 
-.PHONY: setup test lint format demo bench bundle clean
+.PHONY: setup test lint format demo bench browser package bundle clean
 
 setup: $(READY)
 
-$(READY): pyproject.toml
+$(READY):
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v >= (3, 11) else f"sphere needs Python 3.11 or newer, this is {v[0]}.{v[1]}; try: make PYTHON=python3.12 ...")'
 	@test -x $(RUN) || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) (once; a minute)"
+	@rm -f $(VENV)/.ready*
 	@$(INSTALL) '.[metaworld]'
+	@$(VENV)/bin/sphere --version >/dev/null
 	@touch $@
 
 $(LINT): $(READY)
@@ -31,11 +35,10 @@ $(TEST): $(READY)
 	@$(INSTALL) '.[test]'
 	@{ $(RUN) -m pip install --quiet --disable-pip-version-check 'torch==2.13.0+cpu' && $(INSTALL) '.[torch-hosts]'; } >/dev/null 2>&1 \
 	  || echo "no CPU build of PyTorch in the package index: tests of sphere.torch are skipped (pip install '.[torch-hosts]' runs them)"
-	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -y -qq chromium; } >/dev/null 2>&1 \
-	  || echo "no browser: tests of the report in one are skipped (as root: apt-get install -y chromium)"
 	@touch $@
 
 test: $(TEST)
+	@command -v chromium >/dev/null || echo "no browser: tests of the report in one are skipped (make browser installs one)"
 	$(RUN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(LINT)
@@ -53,6 +56,16 @@ demo: $(READY)
 bench: $(READY)
 	$(RUN) -m benchmarks.penalty
 	$(RUN) -m benchmarks.ntk
+
+# the only target that installs something outside of .venv
+browser:
+	@command -v chromium >/dev/null || test "$$(id -u)" = 0 \
+	  || { echo "installing chromium needs root: sudo make browser" >&2; exit 1; }
+	@command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium; }
+
+# sdist and wheel in build/dist, and the wheel tried in a fresh environment outside of this checkout
+package: $(LINT)
+	$(RUN) scripts/package.py
 
 # For a machine without a network that has jax: make bundle PY=3.12, copy and unpack bundle.tar.xz, PYTHONPATH=bundle python3 -m sphere
 # With TESTS=1 also what tests need, to test a checkout there: PYTHONPATH=.:bundle python3 -m pytest

@@ -19,7 +19,7 @@ They are imported when they are used: `import sphere` takes no time, and `sphere
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _MODULES = ("bounds", "diagnostics", "envs", "nets", "ntk", "penalty", "spectrum", "torch", "variants")
 _NAMES = {

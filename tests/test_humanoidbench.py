@@ -310,5 +310,5 @@ def test_bad_settings_and_missing_files_are_named(monkeypatch, tmp_path):
         HumanoidBench("walk", 1)
     humanoidbench.simulator.cache_clear()
     monkeypatch.setitem(sys.modules, "mujoco", None)
-    with pytest.raises(ImportError, match=r"pip install mujoco==3\.3\.0"):
+    with pytest.raises(ImportError, match=r"pip install 'sphere-rl\[humanoidbench\]'"):
         HumanoidBench("walk", 1)

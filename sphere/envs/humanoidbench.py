@@ -55,7 +55,9 @@ def simulator() -> Any:
     try:
         import mujoco
     except ImportError as error:
-        raise ImportError(f"mujoco cannot be imported ({error}); install it: pip install mujoco==3.3.0") from error
+        raise ImportError(
+            f"mujoco cannot be imported ({error}); install it with: pip install 'sphere-rl[humanoidbench]'"
+        ) from error
     return mujoco
 
 

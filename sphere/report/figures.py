@@ -274,7 +274,7 @@ def tsne_panels(panels: Mapping[str, Mapping[str, np.ndarray]], seed: int = 0) -
         from sklearn.manifold import TSNE
         from threadpoolctl import threadpool_limits
     except ImportError as error:
-        raise ValueError("t-SNE needs scikit-learn: pip install scikit-learn") from error
+        raise ValueError("t-SNE needs scikit-learn: pip install 'sphere-rl[tsne]'") from error
     columns = list(dict.fromkeys(name for snapshots in panels.values() for name in snapshots))
     shape = (len(panels), len(columns))
     figure, axes = pyplot.subplots(*shape, figsize=(2 * shape[1], 2.1 * shape[0]), layout="constrained", squeeze=False)

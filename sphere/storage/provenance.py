@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import sphere
 from sphere.storage.files import read_json, write_json
 
 ENVIRONMENT = "environment.json"
-PACKAGES = ("sphere-rl", "jax", "jaxlib", "equinox", "optax", "numpy", "mujoco", "metaworld", "gymnasium")
+PACKAGES = ("jax", "jaxlib", "equinox", "optax", "numpy", "mujoco", "metaworld", "gymnasium")
 RESUMED = "resumed"
 
 
@@ -22,7 +23,8 @@ def describe() -> dict[str, Any]:
     devices = jax.devices()
     return {
         "python": platform.python_version(),
-        "versions": {name: version for name in PACKAGES if (version := _version(name))},
+        "versions": {"sphere-rl": sphere.__version__}
+        | {name: version for name in PACKAGES if (version := _version(name))},
         "git": _git(Path(__file__).resolve().parents[2]),
         "device": {"kind": devices[0].device_kind, "platform": devices[0].platform, "count": len(devices)},
         "matmul_precision": jax.config.jax_default_matmul_precision,  # type: ignore[attr-defined]
