@@ -346,7 +346,7 @@ def test_methods_by_name_have_labels_and_one_has_a_strength():
     [
         ("--method cpb", "did you mean cbp?"),
         ("--method sphere+layernrm", "did you mean layernorm?"),
-        ("--method none sphere cbp", "do not share a program"),
+        ("--method none cbp none", "names none twice"),
         ("--method cbp+cbp", "name each method once"),
         ("--method none+cbp", "none alone"),
         ("--method redo --cbp.decay 0.9", "--cbp.decay is a setting of the method cbp, which is not chosen"),

@@ -9,7 +9,6 @@ import fleets
 import pytest
 from fleets import TINY, changed
 
-from sphere.cli import demo
 from sphere.cli.main import main
 from sphere.storage.export import export
 from sphere.storage.fleet_directory import check_nothing_is_lost
@@ -78,14 +77,6 @@ def test_a_fleet_killed_before_its_first_checkpoint_starts_over_and_says_so(trai
     board = accumulator.EventAccumulator(str(tmp_path / "fleet" / "rho0-seed0"))
     board.Reload()
     assert [event.step for event in board.Scalars("train/policy_loss")] == [64 * i for i in range(1, 7)]
-
-
-def test_a_demo_goes_beside_earlier_ones(tmp_path):
-    wanted = tmp_path / "demo"
-    assert demo.free_place(wanted) == wanted
-    wanted.mkdir()
-    (tmp_path / "demo-2").touch()
-    assert demo.free_place(wanted) == tmp_path / "demo-3"
 
 
 def test_a_copy_does_not_replace_a_run_in_training(fleet, tmp_path):

@@ -8,14 +8,19 @@ that the agents learn, not that one method is better. The table is computed from
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tyro
 
+from sphere.errors import UserError
+from sphere.launch.jobs import Job, work
 from sphere.presets import preset
 from sphere.storage import run_directory
-from sphere.training.loop import train
-from sphere.training.settings import FleetConfig, Run
+from sphere.storage.fleet_directory import read_fleet
+from sphere.training.loop import Interrupted
+from sphere.training.progress import command
+from sphere.training.settings import FleetConfig, Run, from_json
 
 METHODS = {0.0: "Top-K", 0.1: "SPHERE"}
 
@@ -51,6 +56,20 @@ def table(config: FleetConfig, series: Series) -> str:
     return "\n".join(lines)
 
 
+TITLE = "SPHERE demo: one agent per seed learns two MetaWorld tasks, one after the other"
+CAUTION = (
+    "Bold: mean of two seeds; thin: single seeds. Small networks, {steps:,} steps per task: this shows that agents "
+    "learn.\nIt does not show which method is better: that takes more seeds, tasks and steps (docs/results.md)."
+)
+PANELS = {
+    "evaluation/success_at_end": ("success on the task in training (higher is better)", "share of episodes"),
+    "heldout/ntk_rank": (
+        "$r_e(K)$: in how many directions an update can move the policy (higher: more plastic)",
+        "directions",
+    ),
+}
+
+
 def figure(config: FleetConfig, series: Series, path: Path) -> None:
     import matplotlib
 
@@ -59,9 +78,8 @@ def figure(config: FleetConfig, series: Series, path: Path) -> None:
 
     # Okabe and Ito's palette: told apart by colour-blind readers too
     colours = dict(zip(config.rho, ("#0072B2", "#D55E00"), strict=True))
-    drawing, axes = pyplot.subplots(2, 1, figsize=(8, 5.5), sharex=True, layout="constrained")
-    shown = {"evaluation/success_at_end": "success", "heldout/ntk_rank": "$r_e(K)$, held-out states"}
-    for axis, (name, ylabel) in zip(axes, shown.items(), strict=True):
+    drawing, axes = pyplot.subplots(2, 1, figsize=(8, 6.4), sharex=True, layout="constrained")
+    for axis, (name, (title, unit)) in zip(axes, PANELS.items(), strict=True):
         for rho, runs in series.items():
             for index in range(len(config.tasks)):  # a line ends with its task
                 own = [[event for event in run if event["task_index"] == index] for run in runs]
@@ -71,50 +89,98 @@ def figure(config: FleetConfig, series: Series, path: Path) -> None:
                     axis.plot(steps, one, color=colours[rho], alpha=0.3, linewidth=1)
                 label = METHODS[rho] if index == 0 else None
                 axis.plot(steps, values.mean(axis=0), color=colours[rho], linewidth=2, label=label)
-        length = config.task_steps / 1e3
-        for index, task in enumerate(config.tasks):
-            axis.axvline(index * length, color="0.8", linewidth=1, zorder=0)
-            if axis is axes[0]:
-                axis.text((index + 0.5) * length, 1.06, task.split("/")[1], ha="center")
-        axis.set_ylabel(ylabel)
+        axis.set_title(title, loc="left", fontsize=10, pad=22 if axis is axes[0] else 6)
+        axis.set_ylabel(unit)
         axis.spines[["top", "right"]].set_visible(False)
+        _tasks(axis, config, names=axis is axes[0])
     axes[0].set_ylim(-0.03, 1.03)
-    axes[0].legend(frameon=False, loc="lower right")
-    axes[1].set_xlabel("environment steps per run, thousands (thin: single seeds)")
+    axes[1].set_xlabel("environment steps per run, thousands")
+    drawing.suptitle(TITLE, fontsize=12, x=0.01, ha="left")
+    axes[0].legend(frameon=False, loc="lower right", bbox_to_anchor=(1.01, 1.07), ncols=2, borderaxespad=0)
+    drawing.supxlabel(CAUTION.format(steps=config.steps_per_task), fontsize=8.5, x=0.01, ha="left", color="0.3")
     drawing.savefig(path, dpi=150)
     pyplot.close(drawing)
 
 
-def free_place(wanted: Path) -> Path:
-    """An earlier demo stays: the next one goes beside it."""
+def _tasks(axis: Any, config: FleetConfig, names: bool) -> None:
+    length = config.task_steps / 1e3
+    for index, task in enumerate(config.tasks):
+        axis.axvline(index * length, color="0.8", linewidth=1, zorder=0)
+        if names:
+            axis.text((index + 0.5) * length, 1.06, task.split("/")[1], ha="center", color="0.3", fontsize=9)
+
+
+def is_demo(directory: Path) -> bool:
+    """Whether the fleet in a directory is this one."""
+    try:
+        return from_json(read_fleet(directory)["settings"]) == DEMO
+    except (OSError, ValueError, TypeError, LookupError):
+        return False
+
+
+def usable(out: Path) -> bool:
+    """Nothing is there, or a demo, finished or not. A lock alone was left by one that was ended as it began."""
+    return not out.exists() or is_demo(out) or (out.is_dir() and {path.name for path in out.iterdir()} <= {"lock"})
+
+
+def place(wanted: Path) -> Path:
+    """Where a demo goes: on with the one that is there; beside anything else."""
     number, out = 1, wanted
-    while out.exists():
+    while not usable(out):
         number += 1
         out = wanted.with_name(f"{wanted.name}-{number}")
     return out
 
 
+def results(out: Path) -> str:
+    """Table and figure of a finished demo, from its records."""
+    series = evaluations(DEMO, out)
+    figure(DEMO, series, out / "demo.png")
+    return "\n".join(
+        [
+            "\nsuccess on each task, first evaluation -> end of its training (means over seeds)\n",
+            table(DEMO, series),
+            "\nTwo seeds show that agents learn, not which method is better.",
+            f"figure: {out / 'demo.png'}",
+            f"page with all curves: {command('report', out, '-o', f'{out}-report')}",
+        ]
+    )
+
+
 @dataclass(frozen=True)
 class Demo:
-    """Four small agents, with and without the penalty, through two MetaWorld tasks: minutes on two cores."""
+    """Four small agents, with and without the penalty, through two MetaWorld tasks: minutes on two cores. Called again
+    it continues where it was stopped, or shows what came out."""
 
     out: Path | None = None
-    """Default: runs/demo, or the first of runs/demo-2, runs/demo-3, ... that is free."""
+    """Default: runs/demo; beside it (runs/demo-2, ...) if something else is there."""
 
 
 def demo(arguments: list[str]) -> None:
     options = tyro.cli(Demo, prog="sphere demo", args=arguments)
-    out = options.out or free_place(Path("runs/demo"))
+    out = options.out or place(Path("runs/demo"))
+    job = Job(DEMO, out)
     runs, tasks = len(DEMO.runs), ", ".join(task.split("/")[1] for task in DEMO.tasks)
     print(f"{runs} runs (Top-K and SPHERE, {len(DEMO.seeds)} seeds each), one fleet, through {tasks}")
-    print(f"{DEMO.steps_per_task:,} steps of MetaWorld per task and run; a few minutes on two cores\n", flush=True)
-    started = time.monotonic()
-    train(DEMO, out)
+    if not usable(out):
+        raise UserError(f"{out} is not a demo; choose another --out")
+    again = command("demo", *(["--out", options.out] if options.out else []))
+    if job.finished:
+        print(f"finished before, in {out}; for another one: {command('demo', '--out', f'{out}-again')}")
+    else:
+        begun = "" if job.state == "to do" else f" Going on with {out}, {job.state}."
+        print(f"{DEMO.steps_per_task:,} steps of MetaWorld per task and run; a few minutes on two cores.{begun}\n")
+        _train(job, again)
+    print(results(out))
+
+
+def _train(job: Job, again: str) -> None:
+    fresh, started = job.state == "to do", time.monotonic()
+    try:
+        work(job)
+    except Interrupted as stopped:
+        raise Interrupted(f"{stopped.at}; continue with: {again}") from None
     elapsed = time.monotonic() - started
-    series = evaluations(DEMO, out)
-    steps = runs * len(DEMO.tasks) * DEMO.task_steps
-    print("\nsuccess on each task, first evaluation -> end of its training (means over seeds)\n")
-    print(table(DEMO, series))
-    figure(DEMO, series, out / "demo.png")
-    print(f"\n{steps:,} steps in {elapsed:.0f} s: {steps / elapsed:,.0f} per second, compiling and evaluation included")
-    print(f"figure: {out / 'demo.png'}   records: sphere show {out}")
+    if fresh:
+        speed = f"{job.steps / elapsed:,.0f} per second, compiling and evaluation included"
+        print(f"\n{job.steps:,} steps in {elapsed:.0f} s: {speed}")

@@ -13,11 +13,15 @@ from sphere.training.settings import FleetConfig, listed
 
 def settings_of(directory: Path) -> FleetConfig:
     """Of the fleet in a directory."""
+    from sphere.launch.jobs import FLEETS, read_jobs
     from sphere.storage.fleet_directory import FLEET, read_fleet
     from sphere.training.settings import from_json
 
     path = directory / FLEET
     if not path.exists():
+        if (directory / FLEETS).exists():
+            below = ", ".join(str(job.directory) for job in read_jobs(directory))
+            raise UserError(f"{directory} holds several fleets; name one of {below}")
         if (directory / "config.json").exists():
             raise UserError(f"{directory} is one run of a fleet; name the directory above it")
         if (directory / "lock").exists():
@@ -36,7 +40,8 @@ def settings_of(directory: Path) -> FleetConfig:
 
 @dataclass(frozen=True)
 class Resume:
-    """Continue from the newest good checkpoint; the numbers are those of a run that was never stopped."""
+    """Continue from the newest good checkpoint; the numbers are those of a run that was never stopped. Of several methods
+    that were trained by one command, name the directory above them."""
 
     directory: tyro.conf.Positional[Path]
     workers: int | None = None
@@ -47,15 +52,27 @@ class Resume:
 
 
 def resume(arguments: list[str]) -> None:
+    from sphere.cli.demo import is_demo, results
+    from sphere.cli.train import work_on
+    from sphere.launch.jobs import FLEETS, Job, read_jobs
     from sphere.training.loop import train as run
 
     options = tyro.cli(Resume, prog="sphere resume", args=arguments)
-    config = settings_of(options.directory)
+    directory = options.directory
+    if (directory / FLEETS).exists():
+        todo = [Job(_changed(job.config, options), job.directory) for job in read_jobs(directory)]
+        work_on(todo, directory, options.quiet)
+        return
+    run(_changed(settings_of(directory), options), directory, resume=True, quiet=options.quiet)
+    if is_demo(directory):
+        print(results(directory))
+
+
+def _changed(config: FleetConfig, options: Resume) -> FleetConfig:
+    """With what may be others than before."""
     if options.workers is not None:
         config = dataclasses.replace(config, source=dataclasses.replace(config.source, workers=options.workers))
-    if options.sharing is not None:
-        config = dataclasses.replace(config, sharing=options.sharing)
-    run(config, options.directory, resume=True, quiet=options.quiet)
+    return config if options.sharing is None else dataclasses.replace(config, sharing=options.sharing)
 
 
 @dataclass(frozen=True)

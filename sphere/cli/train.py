@@ -1,24 +1,28 @@
 """`sphere train`: a preset, a method, an actor, and every setting as an option."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import tyro
 
 from sphere import registry
 from sphere.errors import UserError
+from sphere.launch.jobs import FLEETS, Job, work, write_jobs
+from sphere.storage.fleet_directory import FLEET
+from sphere.training.progress import command, plural
 from sphere.training.settings import FleetConfig
 
 
 @dataclass(frozen=True)
 class Output:
-    """Train every seed with every rho as one fleet."""
+    """Train every seed with every rho as one fleet; of several methods, one fleet each, one after another."""
 
     out: Path | None = None
-    """Directory for records and checkpoints; default: runs/ and the names of preset, actor and method."""
+    """Directory for records and checkpoints; default: runs/ and the names of preset, actor and method. Several methods
+    have a directory each in it."""
     dry_run: bool = False
     """Print the plan (runs, steps, memory, estimated hours) and stop."""
     quiet: bool = False
@@ -71,30 +75,26 @@ def _vary(words: list[str]) -> dict[str, tuple[float, ...]]:
     return found
 
 
-def _one_method(arguments: list[str]) -> tuple[str | None, list[str]]:
-    """`--method`, which takes one name; several would each need a program of its own."""
-    names, rest = _take_all(arguments, "--method")
-    if len(names) > 1:
-        raise UserError(
-            f"methods {', '.join(names)} do not share a program, so each is a fleet of its own: call sphere train "
-            "once for each. Several methods in one run are joined by +; SPHERE beside none: --method sphere --rho 0 0.1"
-        )
-    return (names[0] if names else None), rest
-
-
-def _check_method_options(arguments: list[str], chosen: list[str]) -> list[str]:
-    """`--pw.weight` by its alias; settings of methods that are not chosen are refused by name."""
+def _check_method_options(arguments: list[str], chosen: list[str], elsewhere: list[str]) -> list[str]:
+    """`--pw.weight` by its alias; settings of methods that are not chosen are refused by name, those of methods that
+    another fleet of the same command has are left out."""
     from sphere.choices import ALIASES, method_names
 
-    result = []
+    result: list[str] = []
+    skipped = False
     for argument in arguments:
         name, dot, rest = argument.removeprefix("--").partition(".")
         own = ALIASES.get(name, name)
+        if argument.startswith("--"):
+            skipped = False
         if argument.startswith("--") and dot and own in method_names():
+            if skipped := own in elsewhere and own not in chosen:
+                continue
             if own not in chosen:
                 raise UserError(f"{argument} is a setting of the method {own}, which is not chosen; add --method {own}")
             argument = f"--{own}.{rest}"
-        result.append(argument)
+        if not skipped:
+            result.append(argument)
     return result
 
 
@@ -129,7 +129,7 @@ def _parse(start: FleetConfig, arguments: list[str], prog: str) -> tuple[FleetCo
         options,
         prog=prog,
         description=(
-            f"{Output.__doc__} --method NAME: {', '.join(method_names())}, or several as sphere+layernorm; the "
+            f"{Output.__doc__} --method NAME ...: {', '.join(method_names())}; together as sphere+layernorm. The "
             f"settings of those chosen are among the options. --actor NAME: {', '.join(ACTORS)}. --learner NAME: "
             f"{', '.join(registry.LEARNERS)}. --vary NAME=VALUE,VALUE: other numbers in which runs differ "
             f"({', '.join(start.learner.numbers)}). --plugin MODULE: methods, suites and learners of your own."
@@ -142,13 +142,31 @@ def _parse(start: FleetConfig, arguments: list[str], prog: str) -> tuple[FleetCo
     return dataclasses.replace(parsed.fleet, learner=learner, source=parsed.source), parsed.output
 
 
-def settings(arguments: list[str]) -> tuple[FleetConfig, Output, list[str]]:
-    """What is asked for: the fleet, where to, and the names that were chosen (preset, learner, actor, method)."""
-    from sphere.choices import tenfold, with_actor, with_method
-    from sphere.presets import PRESETS, preset
+class Asked(NamedTuple):
+    """One fleet of a command."""
 
+    config: FleetConfig
+    output: Output
+    names: list[str]
+    """Those that were chosen: preset, learner, actor, method."""
+    method: str | None
+
+
+def settings(arguments: list[str]) -> list[Asked]:
+    """What is asked for: a fleet for each method that is named, or one with the method of the preset."""
     plugins, rest = _take_all(arguments, "--plugin")
     registry.load_plugins(plugins)
+    methods, rest = _take_all(rest, "--method")
+    if twice := sorted({name for name in methods if methods.count(name) > 1}):
+        raise UserError(f"--method {' '.join(methods)} names {', '.join(twice)} twice; name each once")
+    named: list[str | None] = [*methods] or [None]
+    return [_asked(rest, plugins, method, methods) for method in named]
+
+
+def _asked(rest: list[str], plugins: list[str], method: str | None, methods: list[str]) -> Asked:
+    from sphere.choices import ALIASES, tenfold, with_actor, with_method
+    from sphere.presets import PRESETS, preset
+
     name, rest = _take(rest, "--preset")
     if name is None and "--help" not in rest and "-h" not in rest:
         raise UserError(f"no preset is named; add --preset NAME; known: {', '.join(PRESETS | registry.PRESETS)}")
@@ -156,20 +174,24 @@ def settings(arguments: list[str]) -> tuple[FleetConfig, Output, list[str]]:
     kind, rest = _take(rest, "--learner")
     if kind is not None and kind != start.learner.name:
         start = dataclasses.replace(start, learner=registry.learner(kind)(), rho=(0.0,))
-    method, rest = _one_method(rest)
     actor, rest = _take(rest, "--actor")
     varied, rest = _take_all(rest, "--vary")
     start = with_actor(start, actor) if actor else start
     start = with_method(start, method) if method else start
     start = dataclasses.replace(start, plugins=(*start.plugins, *plugins))
     chosen = [one.name for one in start.learner.methods]
-    words = _check_method_options(_full_tasks(rest, start.suite), chosen)
+    if len(methods) > 1 and not any(one.strength == "rho" for one in start.learner.methods):
+        _, rest = _take_all(rest, "--rho")  # is for the fleets of SPHERE
+    elif "none" in methods:  # which is what a rho of 0 would train once more
+        start = dataclasses.replace(start, rho=tuple(rho for rho in start.rho if rho))
+    elsewhere = [ALIASES.get(part, part) for one in methods for part in one.split("+")]
+    words = _check_method_options(_full_tasks(rest, start.suite), chosen, elsewhere)
     config, output = _parse(start, words, f"sphere train --preset {name or 'NAME'}")
     config = dataclasses.replace(config, vary=_vary(varied))
     check_tasks(config, config.tasks)
     if actor == "ppo-10x":
         config = tenfold(config, *_sizes(config))
-    return config, output, [word for word in (name, kind, actor, method) if word]
+    return Asked(config, output, [word for word in (name, kind, actor) if word], method)
 
 
 def _sizes(config: FleetConfig) -> tuple[int, int]:
@@ -185,18 +207,47 @@ def check_tasks(config: FleetConfig, tasks: Iterable[str]) -> None:
         config.source.check(task)
 
 
-def train(arguments: list[str]) -> None:
-    config, output, names = settings(arguments)
-    if output.out == Path():
+def jobs(asked: Sequence[Asked]) -> list[Job]:
+    """Each fleet and its directory; that of several methods holds a directory for each."""
+    first = asked[0]
+    if first.output.out == Path():
         raise UserError("--out is empty or the current directory; name one for the records, as runs/first")
-    out = output.out or Path("runs") / "-".join(names)
+    several = len(asked) > 1
+    methods = "-".join(one.method for one in asked if one.method)
+    out = first.output.out or Path("runs") / "-".join([*first.names, *([methods] if methods else [])])
+    return [Job(one.config, out / (one.method or "") if several else out) for one in asked]
+
+
+def train(arguments: list[str]) -> None:
+    asked = settings(arguments)
+    todo, output = jobs(asked), asked[0].output
     if output.dry_run:
         from sphere.training.plan import plan
 
-        print(plan(config, out))
+        print("\n\n".join(plan(job.config, job.directory) for job in todo))
         return
-    if (out / "fleet.json").exists():
-        raise UserError(f"{out} holds a fleet already; continue with: sphere resume {out}, or choose another --out")
-    from sphere.training.loop import train as run
+    out = todo[0].directory if len(todo) == 1 else todo[0].directory.parent
+    if any((place / name).exists() for place in {out, *(job.directory for job in todo)} for name in (FLEET, FLEETS)):
+        raise UserError(f"{out} holds a fleet already; continue with: {command('resume', out)}, or choose another --out")
+    if len(todo) == 1:
+        work(todo[0], output.quiet)
+        return
+    write_jobs(out, todo)
+    work_on(todo, out, output.quiet)
 
-    run(config, out, quiet=output.quiet)
+
+def work_on(todo: Sequence[Job], out: Path, quiet: bool) -> None:
+    """Train or resume the fleets below a directory, one after another."""
+    from sphere.launch.launchers import Resources, local, say
+    from sphere.training.loop import Interrupted
+
+    again = f"continue with: {command('resume', out)}"
+    try:
+        failed = local(todo, Resources(), out, quiet)
+    except Interrupted as stopped:
+        raise Interrupted(f"{stopped.at}; {again}") from None
+    if failed:
+        reasons = "; ".join(f"{one.job.directory.name}: {one.reason}" for one in failed)
+        raise RuntimeError(f"{len(failed)} of {plural(len(todo), 'fleet')} failed ({reasons}); see to it and {again}")
+    if not quiet:
+        say(f"all are trained; to compare them: {command('report', out, '-o', f'{out}-report')}")

@@ -1,10 +1,15 @@
-"""A job: one fleet and its directory."""
+"""A job: one fleet and its directory; several of them below one directory."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sphere.storage import checkpoint
-from sphere.training.settings import FleetConfig
+from sphere.storage import checkpoint, files
+from sphere.training.settings import FleetConfig, from_json, to_json
+
+FLEETS = "fleets.json"
+"""In a directory above several fleets: their settings by the names of their directories, in their order. So those that
+have not begun are known too."""
 
 
 @dataclass(frozen=True)
@@ -50,3 +55,17 @@ def work(job: Job, quiet: bool = False) -> None:
     if job.finished:
         return
     train(job.config, job.directory, resume=(job.directory / "fleet.json").is_file(), quiet=quiet)
+
+
+def write_jobs(directory: Path, jobs: Sequence[Job]) -> None:
+    """Note the fleets that are to be trained in directories of this one."""
+    directory.mkdir(parents=True, exist_ok=True)
+    fleets = {job.directory.name: to_json(job.config) for job in jobs}
+    files.write_json(directory / FLEETS, {"format": files.FORMAT, "fleets": fleets})
+
+
+def read_jobs(directory: Path) -> list[Job]:
+    data = files.read_json(directory / FLEETS)
+    if not isinstance(data, dict) or data.get("format") != files.FORMAT:
+        raise ValueError(f"{directory / FLEETS} was not written by this version; resume each fleet below it by itself")
+    return [Job(from_json(settings), directory / name) for name, settings in data["fleets"].items()]

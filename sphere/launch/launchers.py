@@ -39,7 +39,7 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def local(jobs: Sequence[Job], resources: Resources, folder: Path) -> list[Failure]:
+def local(jobs: Sequence[Job], resources: Resources, folder: Path, quiet: bool = False) -> list[Failure]:
     """One fleet after another in this process, or several at a time. A failure does not stop the other fleets."""
     from sphere.training.loop import Interrupted
 
@@ -49,9 +49,11 @@ def local(jobs: Sequence[Job], resources: Resources, folder: Path) -> list[Failu
         return launch(jobs, min(resources.at_once, len(jobs)))
     failed = []
     for number, job in enumerate(jobs, 1):
-        say(f"fleet {number} of {len(jobs)}: {job.directory.name}, {plural(len(job.config.runs), 'run')}, {job.state}")
+        if not quiet:
+            count = plural(len(job.config.runs), "run")
+            say(f"fleet {number} of {len(jobs)}: {job.directory.name}, {count}, {job.state}")
         try:
-            work(job)
+            work(job, quiet)
         except Interrupted:
             raise
         except (RuntimeError, ValueError, OSError) as error:

@@ -9,6 +9,7 @@ import numpy as np
 from sphere.report.comparison import MOST_TASKS, Band, Comparison, band, load_map, metrics, task_band
 from sphere.report.labels import short
 from sphere.report.summary import averages
+from sphere.report.tables import digits
 
 MOST_RUNS = 20
 """Runs of a method that are drawn one by one; with more of them, the band says it."""
@@ -25,6 +26,7 @@ def chart_data(comparison: Comparison) -> dict[str, Any]:
         "bounded": comparison.words.bounded,
         "tasks": [short(task) for task in comparison.tasks],
         "manyTasks": comparison.many_tasks,
+        "stepUnit": comparison.step_unit,
         "taskSteps": max(run.task_steps for run in comparison.runs),
         "methods": list(comparison.methods),
         "protocols": comparison.protocols,
@@ -42,6 +44,7 @@ def _bars(comparison: Comparison) -> list[dict[str, Any]]:
             "colour": comparison.colour(one.method),
             "protocol": one.protocol,
             "mean": one.mean.value,
+            "text": digits(one.mean.value),  # the page's script would round 0.125 another way
             "low": one.mean.low,
             "high": one.mean.high,
             "std": one.std,

@@ -16,6 +16,8 @@ FIRST_DASH = (0, 0, 0, 0, 1, 2, 3, 1)
 FIXED = {paper.BASELINES[0]: 0, paper.PROPOSED: 1}
 """Colours that are the same in every report."""
 PROTOCOLS = ("rl", "crl")
+STEPS = {"environments": "environment steps of a run", "stream": "training examples of a run"}
+"""By the kind of source."""
 MOST_TASKS = 30
 """With more tasks than this, tables by task show tenths of the sequence, and charts number the tasks."""
 
@@ -61,6 +63,11 @@ class Comparison:
     def score_curves(self) -> list[str]:
         """The score over training, and what is shown beside it."""
         return list(dict.fromkeys([self.curve, f"evaluation/{SECOND}"]))
+
+    @property
+    def step_unit(self) -> str:
+        """What is counted along the charts."""
+        return STEPS.get(self.runs[0].config["source"], "steps of a run")
 
     @property
     def baseline(self) -> str | None:

@@ -1,8 +1,12 @@
 """HTML by construction: what is not markup already is escaped, so that no name from a run directory can be."""
 
+from collections.abc import Callable
 from html import escape
 
-from sphere.report.tables import Measured, Table
+from sphere.report.tables import Cell, Measured, Table
+
+MOST_COLUMNS = 7
+"""Of a table that a phone has room for; of a wider one it shows each row as a list."""
 
 
 class Markup(str):
@@ -31,18 +35,32 @@ def region(label: str, *content: str) -> Markup:
     return element("div", *content, class_="scroll", role="region", aria_label=label, tabindex=0)
 
 
-def table(one: Table, total: bool = False) -> Markup:
-    """`total`: the last row is one."""
+def table(one: Table, total: bool = False, names: Callable[[str], str] = str, zero: str = "") -> Markup:
+    """`total`: the last row is one. `names`: of rows, in the place of those that the table's files have. `zero`: in the
+    place of a score of 0.00 ± 0.00."""
     head = element("tr", *(element("th", name, scope="col") for name in one.columns))
     rows = []
     for index, row in enumerate(one.rows):
-        cells = [element("th", str(row[0]), scope="row")]
+        cells = [element("th", names(str(row[0])), scope="row")]
         for column, cell in zip(one.columns[1:], row[1:], strict=True):
-            text = "–" if cell is None else cell.text() if isinstance(cell, Measured) else cell
-            cells.append(element("td", text, class_="paper-cell" if column.startswith("paper") else False))
+            theirs = column.startswith("paper")
+            nothing = bool(zero) and not theirs and isinstance(cell, Measured) and cell.mean == 0 == (cell.std or 0)
+            text = element("span", zero, class_="nothing") if nothing else _spaced(cell)
+            cells.append(element("td", text, class_="paper-cell" if theirs else False, data_label=column))
         rows.append(element("tr", *cells, class_="total" if total and index == len(one.rows) - 1 else False))
-    body = element("table", element("thead", head), element("tbody", *rows))
+    wide = len(one.columns) > MOST_COLUMNS
+    body = element("table", element("thead", head), element("tbody", *rows), class_="stack" if wide else False)
     return joined(region(one.title, body), element("p", one.note, class_="note"))
+
+
+def _spaced(cell: Cell) -> Markup:
+    """A number may part from its deviation or interval where there is no room for both."""
+    text = "–" if cell is None else cell.text() if isinstance(cell, Measured) else cell
+    for mark in ("±", "["):
+        number, found, rest = text.partition(f" {mark}")
+        if found:
+            return joined(number, " ", element("span", mark + rest, class_="whole"))
+    return joined(text)
 
 
 def two_columns(values: dict[str, str]) -> Markup:

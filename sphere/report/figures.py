@@ -8,7 +8,8 @@ import matplotlib
 import numpy as np
 
 from sphere.report.comparison import Comparison, band, load_map, metrics, retention, task_band
-from sphere.report.labels import is_bounded, metric_words, short
+from sphere.report.labels import short
+from sphere.report.measures import is_bounded, measure
 from sphere.report.summary import averages
 from sphere.report.tables import digits
 
@@ -19,6 +20,7 @@ PLACES = {
     "online": ", rollout states",
     "standardised": ", held-out states, standardised",
 }
+BETTER = {1: " ↑ more is better", -1: " ↓ less is better", 0: ""}
 STYLE: Any = {
     "font.size": 9,
     "font.family": "DejaVu Sans",
@@ -135,15 +137,17 @@ def curves(comparison: Comparison, protocol: str, names: Sequence[str], columns:
         breaks = (name.startswith("evaluation/") or protocol == "rl") and not comparison.many_tasks
         for method, one in some:
             _draw_band(axis, one, *_colour(comparison, method), breaks)
-        place = PLACES.get(name.split("/")[0], "")
-        axis.set_title(metric_words(name) + (place if columns == 1 else ""), fontsize=9, loc="left")
+        place, about = PLACES.get(name.split("/")[0], ""), measure(name)
+        better = BETTER[about.better] if columns == 1 else BETTER[about.better][:2]
+        axis.set_title(about.word + (place if columns == 1 else "") + better, fontsize=9, loc="left")
+        axis.set_ylabel(about.unit, fontsize=8)
         if is_bounded(name):
             axis.set_ylim(-0.03, 1.03)
         _tasks(axis, comparison, names=axis is axes[0, 0] and columns == 1)
     for axis in axes.flat[len(bands) :]:
         axis.set_visible(False)
     for axis in axes[-1]:
-        axis.set_xlabel("steps")
+        axis.set_xlabel(comparison.step_unit)
     _legend(figure, comparison, [m for m, _ in groups])
     return figure
 
@@ -229,7 +233,7 @@ def router(comparison: Comparison, protocol: str) -> Any:
         axis.set_title(
             method + (f", mean of {one.runs} runs, experts by load" if one.runs > 1 else ""), fontsize=9, loc="left"
         )
-    axes[-1, 0].set_xlabel("steps")
+    axes[-1, 0].set_xlabel(comparison.step_unit)
     figure.colorbar(image, ax=axes[:, 0], label="share of selections")
     return figure
 

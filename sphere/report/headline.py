@@ -6,6 +6,7 @@ from sphere.report import paper
 from sphere.report.comparison import Comparison
 from sphere.report.elements import EMPTY, Markup, element, joined
 from sphere.report.labels import Score
+from sphere.report.remarks import remarks
 from sphere.report.summary import Against, against_baseline, averages, finished_part
 from sphere.report.tables import Measured, digits
 from sphere.training.progress import plural
@@ -35,7 +36,8 @@ def headline(comparison: Comparison) -> Markup:
         # an interval cannot leave the range of the runs, and all n of them lie on one side of the median
         # once in 2^(n - 1)
         text += f"{few} runs of a method are few: such intervals miss the truth about one time in {2 ** (few - 1)}."
-    return element("p", text, class_="lead")
+    notes = [element("li", one) for one in remarks(comparison)]
+    return joined(element("p", text, class_="lead"), element("ul", *notes, class_="notes") if notes else EMPTY)
 
 
 def _versus(comparison: Comparison, begin: str) -> str:
@@ -67,14 +69,15 @@ def cards(comparison: Comparison) -> Markup:
         every if len(every) <= MOST_CARDS else [one for one in every if one.protocol == comparison.protocols[-1]]
     ):
         more = [plural(one.runs, "run")]
-        if not math.isnan(one.mean.low):
+        if not math.isnan(one.mean.low) and one.mean.high:
             more.insert(0, f"{digits(one.mean.low)} to {digits(one.mean.high)} (95%)")
         if one.paper:
             more.append(f"paper {Measured(*one.paper).text()}")
         lines = [joined(*([Markup("<br>")] if place else []), line) for place, line in enumerate(more)]
         who = [key(comparison, one.method), one.method, element("span", one.protocol.upper())]
-        number = [digits(one.mean.value)]
-        if not math.isnan(one.std):
+        nothing = one.mean.value == 0 and comparison.words.bounded
+        number = [element("small", f"no {comparison.words.word} yet") if nothing else digits(one.mean.value)]
+        if not math.isnan(one.std) and not nothing:
             number += [" ", element("small", f"± {one.std:.2f}")]
         found.append(
             element(
@@ -86,6 +89,14 @@ def cards(comparison: Comparison) -> Markup:
             )
         )
     return element("ul", *found, class_="cards") if found else EMPTY
+
+
+def legend(comparison: Comparison) -> Markup:
+    """Which line is which, beside the charts; the script leaves out methods that are switched off."""
+    entries = [
+        element("span", key(comparison, name), name, data_entry=place) for place, name in enumerate(comparison.methods)
+    ]
+    return element("span", *entries, class_="legend")
 
 
 def key(comparison: Comparison, method: str) -> Markup:

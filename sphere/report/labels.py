@@ -1,4 +1,4 @@
-"""What things are called: methods, tasks, scores and metrics. Also which runs are runs of one method."""
+"""What things are called: methods, tasks and scores. Also which runs are runs of one method."""
 
 import json
 import math
@@ -35,33 +35,6 @@ SECOND = "return"
 def score_of(column: str) -> Score:
     words = column.replace("_", " ")
     return SCORES.get(column) or Score(words, words, False)
-
-
-# Metrics
-
-METRICS = {
-    "ntk_rank": "r_e(K)",
-    "feature_rank": "r_e(A_last)",
-    "saturation": "actions cut off",
-    "knn_jaccard": "kNN Jaccard",
-    "max_violation": "MaxVio",
-    "active_ratio": "active experts",
-    "trace_weight_entropy": "trace-weight entropy",
-}
-"""Where the name with spaces would not do."""
-
-
-def metric_words(name: str) -> str:
-    place, _, last = name.partition("/")
-    if place == "evaluation":
-        return score_of(last).meaning
-    return METRICS.get(last) or (last or place).replace("_", " ")
-
-
-def is_bounded(metric: str) -> bool:
-    """Whether a metric over training is a score between 0 and 1."""
-    place, _, column = metric.partition("/")
-    return place == "evaluation" and score_of(column).bounded
 
 
 # Tasks

@@ -27,6 +27,7 @@ function show(section) {
   for (const box of section.querySelectorAll("input.single")) box.checked = state.single;
   const seen = (method) => !state.hidden.includes(data.methods[method]);
   for (const box of section.querySelectorAll(".plot")) draw(box, data, state, seen);
+  for (const entry of section.querySelectorAll("[data-entry]")) entry.hidden = !seen(Number(entry.dataset.entry));
   for (const only of section.querySelectorAll("[data-only]")) only.hidden = only.dataset.only !== state.protocol;
 }
 
@@ -35,13 +36,13 @@ function draw(box, data, state, seen) {
   if (kind === "bars") {
     const methods = data.methods.map((_, i) => i).filter((i) => seen(i) && data.bars.some((bar) => bar.method === i));
     drawBars(box, { names: data.methods, methods, bars: data.bars.filter((bar) => seen(bar.method)), protocols: data.protocols,
-      word: data.word, bounded: data.bounded });
+      word: data.word, unit: `average ${data.word}`, bounded: data.bounded });
   } else if (kind === "lines") {
     const name = box.dataset.metric, curves = data.curves[state.protocol][name] || [];
     box.closest("figure").hidden = !curves.length && Boolean(box.dataset.small);
     drawLines(box, {
       series: curves.filter((one) => seen(one.method)), methods: data.methods, title: box.dataset.title, tasks: data.tasks,
-      taskSteps: data.taskSteps, single: state.single, small: Boolean(box.dataset.small),
+      taskSteps: data.taskSteps, single: state.single, small: Boolean(box.dataset.small), stepUnit: data.stepUnit, yUnit: box.dataset.unit,
       fixed: box.dataset.bounded ? [0, 1] : null,
       // a line ends with its task where the next is another task's number, or another network's
       breaks: (name.startsWith("evaluation/") || state.protocol === "rl") && !data.manyTasks,
@@ -49,7 +50,7 @@ function draw(box, data, state, seen) {
   } else if (kind === "tasks") {
     drawLines(box, {
       series: data.byTask[state.protocol].filter((one) => seen(one.method)), methods: data.methods, title: data.word, tasks: data.tasks,
-      taskSteps: 1, unit: "task", single: state.single, small: false, fixed: data.bounded ? [0, 1] : null, breaks: false,
+      taskSteps: 1, unit: "task", yUnit: box.dataset.unit, single: state.single, small: false, fixed: data.bounded ? [0, 1] : null, breaks: false,
     });
   } else if (kind === "heat") drawLoads(box, data, state, seen);
 }
@@ -60,7 +61,8 @@ function drawLoads(box, data, state, seen) {
   box.closest(".loads").hidden = !data.loads[state.protocol].length;
   let most = 0.01; // by a loop: a call takes only so many arguments
   for (const one of loads) for (const view of one.views) for (const row of view.share) for (const share of row) most = Math.max(most, share);
-  const paint = [];
+  const paint = [], maps = Object.assign(document.createElement("div"), { className: "maps" });
+  box.append(maps);
   for (const one of loads) {
     const holder = document.createElement("div"), head = document.createElement("div"), plot = document.createElement("div");
     holder.className = "load"; head.className = "load-head"; plot.className = "load-plot";
@@ -68,8 +70,8 @@ function drawLoads(box, data, state, seen) {
     const choice = document.createElement("select");
     choice.setAttribute("aria-label", `runs of ${data.methods[one.method]}`);
     one.views.forEach((view, i) => choice.append(Object.assign(document.createElement("option"), { value: i, textContent: view.name })));
-    head.append(name, choice); holder.append(head, plot); box.append(holder);
-    paint.push(() => drawHeat(plot, { view: one.views[Number(choice.value)], most, title: data.methods[one.method], tasks: data.tasks, taskSteps: data.taskSteps }));
+    head.append(name, choice); holder.append(head, plot); maps.append(holder);
+    paint.push(() => drawHeat(plot, { view: one.views[Number(choice.value)], most, title: data.methods[one.method], tasks: data.tasks, taskSteps: data.taskSteps, stepUnit: data.stepUnit }));
     choice.addEventListener("change", paint[paint.length - 1]);
   }
   for (const one of paint) one(); // when all have their place and with it their width

@@ -11,6 +11,7 @@ from typing import Any
 from sphere.report.chart_data import chart_data, dump
 from sphere.report.comparison import Comparison, comparisons
 from sphere.report.comparison_tables import tables
+from sphere.report.curves import curves_csv
 from sphere.report.elements import EMPTY, Markup, element, region, two_columns
 from sphere.report.labels import spell
 from sphere.report.load import load
@@ -24,6 +25,7 @@ from sphere.training.progress import plural
 
 HERE = Path(__file__).parent
 FOOTER = "Made by sphere report from run directories alone."
+SCRIPTS = ("charts.js", "bars.js", "page.js")
 FILES = {"tables": ("txt", "md", "tex", "csv"), "figures": ("svg", "pdf", "png")}
 """What lies beside a page, by folder."""
 RECORDS = ("fleet.json", "config.json", METRICS, EPISODES)
@@ -53,7 +55,7 @@ NO_SCRIPT = (
 def render(loaded: Loaded, version: str = "", lead: Sequence[Markup] = ()) -> str:
     """The page as text. With a version it asks the server for a newer one every two seconds. `lead` comes first."""
     found = comparisons(loaded)
-    script = Markup((HERE / "charts.js").read_text() + (HERE / "page.js").read_text())
+    script = Markup("".join((HERE / name).read_text() for name in SCRIPTS))
     parts = [*lead, *(section(one, index) for index, one in enumerate(found))]
     parts += [runs_section(loaded), notes_section(loaded.notes), _definitions()]
     made = [_made(loaded, found), *([" · ", element("span", "live", id="live")] if version else [])]
@@ -117,7 +119,7 @@ def runs_section(loaded: Loaded) -> Markup:
     versions = _numbered([run.environment for run in loaded.runs])
     head = [element("th", name, scope="col", class_="words" if name == "method" else False) for name in COLUMNS]
     rows = [_row(run, *numbers) for run, *numbers in zip(loaded.runs, settings, versions, strict=True)]
-    listing = element("table", element("thead", element("tr", *head)), element("tbody", *rows))
+    listing = element("table", element("thead", element("tr", *head)), element("tbody", *rows), class_="stack runs")
     blocks = [
         _block(
             f"Settings {n}, of {plural(settings.count(n), 'run')}: {run.method}, {run.protocol.upper()}", _settings(run)
@@ -139,7 +141,8 @@ def _row(run: Run, settings: str, versions: str) -> Markup:
     clock = ["–", "–"] if speed is None else [f"{run.steps / speed / 3600:.2f}", f"{speed:,.0f}"]
     kind = ", ".join(devices(run.environment)) or "not known"
     rest = [run.protocol.upper(), str(run.seed), f"{run.steps:,}", state, *clock, kind, settings, versions]
-    cells = [element("td", run.method, class_="words"), *(element("td", text) for text in rest)]
+    cells = [element("td", run.method, class_="words", data_label="method")]
+    cells += [element("td", text, data_label=name) for name, text in zip(COLUMNS[2:], rest, strict=True)]
     return element("tr", element("th", run.name, scope="row"), *cells)
 
 
@@ -212,7 +215,7 @@ def _clear(out: Path) -> None:
 
 
 def write_report(paths: Sequence[Path], out: Path, score: str | None = None, figures: bool = True) -> Loaded:
-    """index.html, tables/ and figures/ in `out`. `score`: a column of outcomes; else what each record says."""
+    """index.html, curves.csv, tables/ and figures/ in `out`. `score`: a column of outcomes; else what records say."""
     loaded = load(paths, score)
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file; name a directory for the report with -o")
@@ -222,6 +225,7 @@ def write_report(paths: Sequence[Path], out: Path, score: str | None = None, fig
         )
     _clear(out)
     write(render(loaded), out / "index.html")
+    write(curves_csv(loaded.runs), out / "curves.csv")
     for index, one in enumerate(found := comparisons(loaded)):
         folder = out / "tables" / ("" if len(found) == 1 else f"{index + 1}-{one.suite}")
         for table in tables(one):

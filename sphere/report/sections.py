@@ -1,5 +1,7 @@
 """The page's part on one comparison: charts to be drawn, and tables."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from sphere.report import paper
@@ -16,10 +18,11 @@ from sphere.report.comparison_tables import (
     tenths_table,
 )
 from sphere.report.elements import EMPTY, Markup, element, joined, region, table
-from sphere.report.headline import cards, headline, key
-from sphere.report.labels import is_bounded, metric_words, short
+from sphere.report.headline import cards, headline, key, legend
+from sphere.report.labels import short
+from sphere.report.measures import DIRECTIONS, full_words, is_bounded, measure, metric_words
 from sphere.report.summary import averages
-from sphere.report.tables import digits
+from sphere.report.tables import Cell, Measured, Table, digits
 
 PROTOCOLS = {"crl": "CRL: one agent through all tasks", "rl": "RL: every task from scratch"}
 ROUTER = ("routing_entropy", "active_ratio", "max_violation")
@@ -41,9 +44,21 @@ def suite_name(comparison: Comparison) -> str:
     return paper.SUITES.get(comparison.suite, comparison.suite)
 
 
-def named(metric: str) -> Markup:
-    words = joined(metric_words(metric)).replace("r_e(", "r<sub>e</sub>(").replace("A_last", "A<sub>last</sub>")
-    return element("b", Markup(words))
+def with_indices(words: str) -> Markup:
+    return Markup(joined(words).replace("r_e(", "r<sub>e</sub>(").replace("A_last", "A<sub>last</sub>"))
+
+
+def direction(metric: str) -> Markup:
+    """Whether up is good."""
+    better = measure(metric).better
+    return element("span", DIRECTIONS[better], class_="better" if better else "better neither")
+
+
+def about(metric: str, where: str = "") -> Markup:
+    """The caption of a small chart: its name, which way is better, and what it says."""
+    words, meaning = element("b", with_indices(metric_words(metric))), measure(metric).meaning
+    said = element("span", direction(metric), f" · {meaning}" if meaning else "", class_="said")
+    return joined(words, f", {where}" if where else "", said)
 
 
 def section(comparison: Comparison, index: int) -> Markup:
@@ -54,50 +69,64 @@ def section(comparison: Comparison, index: int) -> Markup:
         cards(comparison),
         controls(comparison),
         _averages(comparison),
-        element("h3", "Task by task"),
-        *_by_task(comparison),
-        element("h3", "Learning curves"),
-        *_learning_curves(comparison, names),
-        _plasticity(names),
-        _router(names),
+        _by_task(comparison),
+        _learning_curves(comparison, names),
+        _plasticity(comparison, names),
+        _router(comparison, names),
         _diagnostics(comparison, names),
         _retention(comparison),
         _continual(comparison),
-        element("h3", "t-SNE of features"),
-        element(
-            "p",
-            "Run directories hold no features, so there are no panels here; sphere.report.figures.tsne_panels draws "
-            "them.",
-            class_="soft",
-        ),
     ]
     return element("section", *parts, class_="comparison", data_comparison=index, id=f"c{index}")
 
 
-def _by_task(comparison: Comparison) -> list[Markup]:
+def _by_task(comparison: Comparison) -> Markup:
     tables = tenths_table if comparison.many_tasks else per_task_table
-    parts = [_only(p, table(tables(comparison, p), total=True)) for p in comparison.protocols]
+    made = [(p, tables(comparison, p)) for p in comparison.protocols]
+    known = [
+        (p, one) for p, one in made if any(isinstance(cell, Measured) for row in one.rows for cell in ours(one, row))
+    ]
+    if not known:
+        return EMPTY
+    parts = [_only(p, table(one, total=True, zero=nothing(comparison))) for p, one in known]
     if comparison.many_tasks:
         words = element("b", comparison.words.word.capitalize())
-        parts.insert(
-            0,
-            chart("tasks", joined(words, " right after each task's own training, by task. ", BANDS), comparison.curve),
-        )
+        caption = joined(words, " right after each task's own training, by task. ", BANDS, _reading(comparison))
+        parts.insert(0, chart("tasks", caption, comparison.curve))
     partial = [(p, finished_part_table(comparison, p)) for p in comparison.protocols]
-    return parts + [_only(p, table(one)) for p, one in partial if one.rows]
+    parts += [_only(p, table(one, zero=nothing(comparison))) for p, one in partial if one.rows]
+    return joined(element("h3", "Task by task"), *parts)
 
 
-def _learning_curves(comparison: Comparison, names: list[str]) -> list[Markup]:
+def ours(one: Table, row: Sequence[Cell]) -> list[Cell]:
+    """The cells of a row that are not the paper's."""
+    return [cell for name, cell in zip(one.columns, row, strict=True) if name != "paper"]
+
+
+def nothing(comparison: Comparison) -> str:
+    """What a table shows of a score of 0 in all runs."""
+    return f"no {comparison.words.word}" if comparison.words.bounded else ""
+
+
+def _reading(comparison: Comparison, metric: str = "") -> Markup:
+    """What stands below the words of a large chart: which way is better, and which line is which."""
+    return element("span", direction(metric or comparison.curve), legend(comparison), class_="reading")
+
+
+def _learning_curves(comparison: Comparison, names: list[str]) -> Markup:
+    if not any(name in names for name in comparison.score_curves):
+        return EMPTY
     words = element("b", comparison.words.word.capitalize())
     caption = joined(words, " on the task in training. ", BANDS, ZOOM, task_numbers(comparison))
     if comparison.many_tasks:
-        caption = joined(caption, f"Of more than {MOST_POINTS} evaluations the last of each task are shown.")
-    shown = [chart("lines", caption, comparison.curve)]
+        caption = joined(caption, f"Of more than {MOST_POINTS} evaluations the last of each task are shown. ")
+    shown = [chart("lines", joined(caption, _reading(comparison)), comparison.curve)]
     for name in comparison.score_curves[1:]:
         if name in names:
             more = element("b", metric_words(name).capitalize())
-            shown.append(chart("lines", joined(more, " on the task in training."), name))
-    return shown
+            caption = joined(more, " on the task in training. ", _reading(comparison, name))
+            shown.append(chart("lines", caption, name))
+    return joined(element("h3", "Learning curves"), *shown)
 
 
 def _averages(comparison: Comparison) -> Markup:
@@ -109,8 +138,8 @@ def _averages(comparison: Comparison) -> Markup:
     tables = (average_table(comparison), against_table(comparison))
     return joined(
         element("h3", f"Average {word}"),
-        chart("bars", joined(word.capitalize(), BARS, theirs)),
-        *(table(one) for one in tables if one.rows),
+        chart("bars", joined(word.capitalize(), BARS, theirs, " ", direction(comparison.curve))),
+        *(table(one, zero=nothing(comparison)) for one in tables if one.rows),
     )
 
 
@@ -125,7 +154,7 @@ def controls(comparison: Comparison) -> Markup:
     ]
     return element(
         "div",
-        element("div", *protocols, role="group", aria_label="protocol"),
+        element("div", *protocols, role="group", aria_label="protocol") if len(protocols) > 1 else EMPTY,
         element("div", *methods, role="group", aria_label="methods"),
         element("label", Markup('<input type="checkbox" class="single">'), "single runs"),
         class_="controls",
@@ -142,6 +171,7 @@ def chart(kind: str, caption: Markup, metric: str = "", small: bool = False) -> 
         data_kind=kind,
         data_metric=metric or False,
         data_title=metric_words(metric) if metric else kind,
+        data_unit=measure(metric).unit or False if metric else False,
         data_bounded="1" if metric and is_bounded(metric) else False,
         data_small="1" if small else False,
     )
@@ -160,18 +190,22 @@ def _only(protocol: str, *content: Markup) -> Markup:
     return element("div", *content, data_only=protocol)
 
 
-def _plasticity(names: list[str]) -> Markup:
+def _plasticity(comparison: Comparison, names: list[str]) -> Markup:
     shown = [chart("lines", joined(RE_K, words), name) for name, words in RANKS.items() if name in names]
-    told = " the effective rank of the empirical NTK: how many directions one update can move the policy in."
+    told = (
+        " the effective rank of the empirical NTK: how many directions one update can move the network in. It is at "
+        "least 1 and at most the number of states."
+    )
     if not shown:
         return EMPTY
     head = element("p", Markup("r<sub>e</sub>(K),"), told, class_="soft")
-    return joined(element("h3", "Spectral plasticity"), head, element("div", *shown, class_="pair"))
+    reading = element("p", _reading(comparison, "heldout/ntk_rank"), class_="note")
+    return joined(element("h3", "Spectral plasticity"), head, reading, element("div", *shown, class_="pair"))
 
 
-def _router(names: list[str]) -> Markup:
+def _router(comparison: Comparison, names: list[str]) -> Markup:
     small = [
-        chart("lines", joined(named(name), f", {words}"), name, small=True)
+        chart("lines", about(name, words), name, small=True)
         for metric in ROUTER
         for name, words in ((f"heldout/{metric}", "held-out"), (f"online/{metric}", "rollout"))
         if name in names
@@ -179,22 +213,35 @@ def _router(names: list[str]) -> Markup:
     if not small:
         return EMPTY
     caption = joined(
-        element("b", "Share of selections by expert"), " on held-out states, over training. Dashed: task boundaries."
+        element("b", "Share of selections by expert"),
+        " on held-out states, over training. Dashed: task boundaries. Even colour in all rows: experts share the work; "
+        "a few dark rows: the others are idle.",
     )
     heat = element(
         "figure", element("figcaption", caption), element("div", class_="plot", data_kind="heat"), class_="loads"
     )
-    return joined(element("h3", "Router health"), heat, element("div", *small, class_="many"))
+    reading = element("p", legend(comparison), class_="note charts")
+    return joined(element("h3", "Router health"), heat, reading, element("div", *small, class_="many"))
 
 
 def _diagnostics(comparison: Comparison, names: list[str]) -> Markup:
     shown = [n for n in names if n.startswith("heldout/") and n not in RANKS and n.split("/")[1] not in ROUTER]
     if not shown:
         return EMPTY
-    small = [chart("lines", named(name), name, small=True) for name in shown]
-    last = [_only(protocol, table(diagnostics_table(comparison, protocol))) for protocol in comparison.protocols]
+    small = [chart("lines", about(name), name, small=True) for name in shown]
+    last = [
+        _only(protocol, table(diagnostics_table(comparison, protocol), names=_with_arrow))
+        for protocol in comparison.protocols
+    ]
     head = [element("h3", "Diagnostics"), element("p", "On held-out states.", class_="soft")]
-    return joined(*head, element("div", *small, class_="many"), *last, _predictors(comparison))
+    reading = element("p", legend(comparison), class_="note charts")
+    return joined(*head, reading, element("div", *small, class_="many"), *last, _predictors(comparison))
+
+
+def _with_arrow(name: str) -> str:
+    """A diagnostic of held-out states in words, and whether up is good."""
+    one = measure(f"heldout/{name}")
+    return with_indices(one.word + {1: " ↑", -1: " ↓"}.get(one.better, ""))
 
 
 def _predictors(comparison: Comparison) -> Markup:
@@ -203,7 +250,7 @@ def _predictors(comparison: Comparison) -> Markup:
         return EMPTY
     told = "Do runs of one method that differ at the first evaluation of a task differ in what they reach on it?"
     head = [element("h3", "Early predictors"), element("p", told, class_="soft")]
-    return _only("crl", *head, table(found))
+    return _only("crl", *head, table(found, names=lambda name: with_indices(full_words(name))))
 
 
 def _retention(comparison: Comparison) -> Markup:

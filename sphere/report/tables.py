@@ -100,7 +100,7 @@ class Table:
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(
-            [_safe(n) for i, name in enumerate(self.columns) for n in ([name, f"{name} std"] if wide[i] else [name])]
+            [safe(n) for i, name in enumerate(self.columns) for n in ([name, f"{name} std"] if wide[i] else [name])]
         )
         for row in self.rows:
             writer.writerow([value for i, cell in enumerate(row) for value in _csv(cell, wide[i])])
@@ -141,7 +141,7 @@ def _latex_cell(cell: Cell) -> str:
     return _latex(_plain(cell))
 
 
-def _safe(text: str) -> str:
+def safe(text: str) -> str:
     """A spreadsheet runs what begins like a formula."""
     return "'" + text if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
@@ -149,4 +149,4 @@ def _safe(text: str) -> str:
 def _csv(cell: Cell, wide: bool) -> list[str | float]:
     if isinstance(cell, Measured):
         return [cell.mean, *(["" if cell.std is None else cell.std] if wide else [])]
-    return ["" if cell is None else _safe(cell), *([""] if wide else [])]
+    return ["" if cell is None else safe(cell), *([""] if wide else [])]

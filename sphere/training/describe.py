@@ -1,6 +1,6 @@
 """What a record says of itself, so that its readers need not guess: config.json of every run of a fleet."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sphere.algos.learner import Learner
@@ -45,6 +45,14 @@ def described(config: FleetConfig, run: Run, spec: Mapping[str, Any]) -> dict[st
         "spec": plain(spec),
         "settings": to_json(own),
     }
+
+
+def method_names(config: FleetConfig, runs: Sequence[Run]) -> list[str]:
+    """What tells one run of each method from the others: its label, with the numbers in which it differs where labels
+    are the same."""
+    labels = [label(config.of_run(run).learner, run.numbers) for run in runs]
+    apart = [", ".join(f"{name} {run.numbers[name]:g}" for name in run.varied) for run in runs]
+    return [one if labels.count(one) == 1 else f"{one} ({more})" for one, more in zip(labels, apart, strict=True)]
 
 
 def label(learner: Learner, numbers: Mapping[str, float]) -> str:

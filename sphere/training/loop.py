@@ -24,9 +24,9 @@ from sphere.algos.source import Outcomes
 from sphere.storage import checkpoint, files
 from sphere.storage.fleet_directory import FLEET, FleetDirectory, check_nothing_is_lost, check_wandb
 from sphere.training import limits
-from sphere.training.describe import run_records
+from sphere.training.describe import method_names, run_records
 from sphere.training.fleet import Fleet
-from sphere.training.progress import Progress
+from sphere.training.progress import Progress, command
 from sphere.training.settings import FleetConfig, to_json
 
 
@@ -53,6 +53,10 @@ class Training:
         self.warned = False
         self.resets = 0.0  # units that methods gave new weights since this process began
         self.begun = fleet.total_iterations
+        self.methods: dict[tuple[float, ...], list[int]] = {}
+        for index, run in enumerate(self.runs):
+            self.methods.setdefault(tuple(run.numbers[name] for name in run.varied), []).append(index)
+        self.names = method_names(fleet.config, [self.runs[members[0]] for members in self.methods.values()])
 
     def save(self, tree: dict[str, Any]) -> None:
         """A checkpoint, with the lengths and checksums of the records up to here."""
@@ -106,18 +110,22 @@ class Training:
             )
 
     def report(self, task: str, values: list[dict[str, float]]) -> None:
-        def mean(name: str) -> float:
-            return float(np.mean([one.get(name, np.nan) for one in values]))
-
+        """A line for each method: runs that differ in their seeds only."""
         score = self.score.removesuffix("_at_end")
-        facts = {score: mean(f"evaluation/{self.score}"), "r_e(K)": mean("heldout/ntk_rank")}
-        shown = score == "return" or not any("evaluation/return" in one for one in values)
-        others = "" if shown else f"return {mean('evaluation/return'):>9.2f}   "
-        self.progress.facts = facts
-        self.progress.say(
-            f"{task:<28} {self.fleet.steps:>12,} steps   {score} {facts[score]:.2f}   {others}"
-            f"r_e(K) {facts['r_e(K)']:>7.2f}   {self.progress.speed:>9,.0f} steps/s"
-        )
+        returns = score != "return" and any("evaluation/return" in one for one in values)
+        wide, facts, lines = max(map(len, self.names)), {}, []
+        for name, members in zip(self.names, self.methods.values(), strict=True):
+            own = [values[index] for index in members]
+            reached = _mean(own, f"evaluation/{self.score}")
+            who = f"{name:<{wide}}   " if len(self.names) > 1 else ""
+            more = f"return {_mean(own, 'evaluation/return'):>9.2f}   " if returns else ""
+            lines.append(f"{who}{score} {reached:.2f}   {more}r_e(K) {_mean(own, 'heldout/ntk_rank'):>7.2f}")
+            facts[name if who else score] = reached
+        pace = f"   {speed:>9,.0f} steps/s" if (speed := self.progress.speed) else ""
+        begin = f"{task:<28} {self.fleet.steps:>12,} steps   "
+        for place, line in enumerate(lines):
+            self.progress.say((begin if place == 0 else " " * len(begin)) + line + (pace if place == 0 else ""))
+        self.progress.evaluation(facts)
 
     def iterate(self) -> dict[str, Any] | None:
         """One iteration and its records; the fleet's state afterwards, if a checkpoint is due."""
@@ -150,9 +158,13 @@ class Training:
                 self.save(tree)
             if self.should_stop() and not fleet.queue:
                 self.save(fleet.tree())
-                rest = "all is trained" if fleet.finished else f"continue with: sphere resume {fleet.directory}"
+                rest = "all is trained" if fleet.finished else f"continue with: {command('resume', fleet.directory)}"
                 raise Interrupted(f"stopped after step {fleet.steps}; {rest}")
         self.check_resets()
+
+
+def _mean(values: list[dict[str, float]], name: str) -> float:
+    return float(np.mean([one.get(name, np.nan) for one in values]))
 
 
 class _StopOnce:
@@ -211,6 +223,7 @@ def train(config: FleetConfig, directory: Path, *, resume: bool = False, quiet: 
         progress, notes = _begin(fleet, records, resume, quiet)
         for note in notes:
             progress.say(note)
+        progress.start()
         with _StopOnce(progress) as stop:
             Training(fleet, records, progress, lambda: stop.asked).run()
         progress.say(f"done in {time.monotonic() - started:.0f} s; records in {directory}")
@@ -221,7 +234,7 @@ def train(config: FleetConfig, directory: Path, *, resume: bool = False, quiet: 
                 if checkpoint.checkpoints(directory)
                 else "from the start, nothing was saved yet"
             )
-            progress.say(f"left at once; continue {where}: sphere resume {directory}")
+            progress.say(f"left at once; continue {where}: {command('resume', directory)}")
         raise
     finally:
         for thing in (progress, fleet, records, lock):
