@@ -1,6 +1,8 @@
 """Set-up shared by all tests: shape checks on, silent broadcasting off, float64 on request."""
 
 import copy
+import ctypes
+import gc
 import os
 from importlib.metadata import version
 from pathlib import Path
@@ -8,7 +10,7 @@ from pathlib import Path
 # Compiling is most of what tests do: with less optimisation, large programs shared between processes and with the next
 # run.
 if version("jaxlib").startswith("0.10."):  # a later one may not know these, and leaves where it does not
-    QUICKLY = "--xla_backend_optimization_level=1 --xla_cpu_use_fusion_emitters=false"
+    QUICKLY = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
     os.environ["XLA_FLAGS"] = f"{QUICKLY} {os.environ.get('XLA_FLAGS', '')}"
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".xla_cache"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
@@ -19,10 +21,9 @@ import hypothesis
 import jax
 import processes
 import pytest
-from jaxtyping import install_import_hook
+import shapes
 
-# From here on every annotated function of the package checks its array shapes when it is called.
-install_import_hook("sphere", "shapes.check").__enter__()
+shapes.install("sphere")
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # On a GPU float32 products default to TF32, ten bits short of the references.
@@ -58,6 +59,20 @@ def nothing_outlives_its_test():
     """Also not what a test that failed has started."""
     yield
     processes.end_all()
+
+
+ENOUGH = 2 << 30
+"""Bytes of memory from which on a process forgets what it has compiled: else two of them reach 7 GB each."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def memory_is_given_back():
+    yield
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    if pages * os.sysconf("SC_PAGE_SIZE") > ENOUGH:
+        jax.clear_caches()
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)  # glibc, as /proc is Linux
 
 
 @pytest.fixture(scope="module")

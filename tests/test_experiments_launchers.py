@@ -129,9 +129,9 @@ def ray_sockets(pids: set[int]) -> list[str]:
 
 
 def test_nothing_outlives_a_driver_that_is_killed(tmp_path):
-    hold = Hold(tmp_path / "hold", iterations=1)
+    hold, jobs = Hold(tmp_path / "hold", iterations=1), jobs_in(tmp_path)
     process = driver(tmp_path, "ray", hold)
-    until(lambda: any(hold.reached(job.directory) for job in jobs_in(tmp_path)), process)
+    until(lambda: any(hold.reached(job.directory) for job in jobs), process)
     # all but two agents of Ray's own, which notice it in a minute and hold nothing
     workers = {pid for pid in descendants(process.pid) if "Agent" not in title(pid)}
     assert any("ray::probe" in title(pid) for pid in workers)
@@ -160,9 +160,9 @@ def test_fleets_side_by_side_stopped_and_gone_on_with_give_the_same_numbers(alon
 
 
 def test_fleets_side_by_side_do_not_outlive_a_launcher_that_is_killed(tmp_path):
-    hold = Hold(tmp_path / "hold", iterations=1)
+    hold, jobs = Hold(tmp_path / "hold", iterations=1), jobs_in(tmp_path)
     process = driver(tmp_path, "local", hold)
-    until(lambda: hold.reached(*(job.directory for job in jobs_in(tmp_path))), process)
+    until(lambda: hold.reached(*(job.directory for job in jobs)), process)
     children = descendants(process.pid)
     assert len(children) >= 4  # two fleets and their simulators
     process.kill()
