@@ -40,20 +40,26 @@ hypothesis.settings.load_profile("patient")
 
 
 LONGEST = (
-    "test_experiments_launchers",
     "test_training",
+    "test_experiments_launchers",
+    "test_extending",
+    "test_methods_runs",
     "test_resume_suites",
-    "test_mitigations_runs",
+    "test_penalty",
+    "test_ppo",
+    "test_nets",
     "test_cli",
+    "test_experiments_pages",
     "test_metaworld",
     "test_ladder",
-    "test_ppo",
 )
 
 
 def pytest_collection_modifyitems(items):
     """The longest files first: of two processes, each of which takes a file at a time, neither is left alone at the
     end."""
+    here = {path.stem for path in Path(__file__).parent.glob("test_*.py")}
+    assert here.issuperset(LONGEST), f"no such files: {set(LONGEST) - here}"
     order = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.module.__name__, len(order)))
 

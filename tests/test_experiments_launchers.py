@@ -30,7 +30,7 @@ LONG = changed(
     rho=(0.1,),
     workers=1,
     checkpoint_every=4,
-    evaluation=Evaluation(every=64 * 6, episodes=2, heldout=16),
+    evaluation=Evaluation(every=64 * 6, episodes=2, heldout=0),
 )
 CONFIGS = [LONG, changed(LONG, seeds=(2,), rho=(0.2,))]
 
