@@ -34,8 +34,15 @@ LONG = changed(
 )
 CONFIGS = [LONG, changed(LONG, seeds=(2,), rho=(0.2,))]
 
-RAY_LIMITS = ("gcs_server_port_wait_time_s", "gcs_server_request_timeout_seconds", "worker_register_timeout_seconds")
-"""Times that Ray gives its own processes to start, half a minute or one, which a busy machine may not keep."""
+RAY_LIMITS = {
+    "gcs_server_port_wait_time_s": 1,
+    "gcs_server_request_timeout_seconds": 1,
+    "worker_register_timeout_seconds": 1,
+    "agent_register_timeout_ms": 1000,
+    "health_check_timeout_ms": 1000,
+}
+"""Times that Ray gives its own processes to start or to answer, seconds to a minute, which a busy machine may not keep;
+with their units in a second."""
 
 DRIVER = """
 import sys
@@ -74,7 +81,7 @@ def driver(root: Path, launcher: str, hold: Hold | None = None) -> subprocess.Po
         "JAX_DEFAULT_MATMUL_PRECISION": "highest",  # as in the tests' own process
         "PYTHONPATH": fleets.python_path(ROOT),
         "RAY_TMPDIR": "/tmp",  # paths of sockets must be short
-        **{f"RAY_{name}": str(int(PATIENCE)) for name in RAY_LIMITS},
+        **{f"RAY_{name}": str(int(PATIENCE) * unit) for name, unit in RAY_LIMITS.items()},
         **(hold.environment if hold else {}),
     }
     return processes.start(
