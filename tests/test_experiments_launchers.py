@@ -30,12 +30,19 @@ LONG = changed(
     rho=(0.1,),
     workers=1,
     checkpoint_every=4,
-    evaluation=Evaluation(every=64 * 6, episodes=2, heldout=16),
+    evaluation=Evaluation(every=64 * 6, episodes=2, heldout=0),
 )
 CONFIGS = [LONG, changed(LONG, seeds=(2,), rho=(0.2,))]
 
-RAY_LIMITS = ("gcs_server_port_wait_time_s", "gcs_server_request_timeout_seconds", "worker_register_timeout_seconds")
-"""Times that Ray gives its own processes to start, half a minute or one, which a busy machine may not keep."""
+RAY_LIMITS = {
+    "gcs_server_port_wait_time_s": 1,
+    "gcs_server_request_timeout_seconds": 1,
+    "worker_register_timeout_seconds": 1,
+    "agent_register_timeout_ms": 1000,
+    "health_check_timeout_ms": 1000,
+}
+"""Times that Ray gives its own processes to start or to answer, seconds to a minute, which a busy machine may not keep;
+with their units in a second."""
 
 DRIVER = """
 import sys
@@ -74,7 +81,7 @@ def driver(root: Path, launcher: str, hold: Hold | None = None) -> subprocess.Po
         "JAX_DEFAULT_MATMUL_PRECISION": "highest",  # as in the tests' own process
         "PYTHONPATH": fleets.python_path(ROOT),
         "RAY_TMPDIR": "/tmp",  # paths of sockets must be short
-        **{f"RAY_{name}": str(int(PATIENCE)) for name in RAY_LIMITS},
+        **{f"RAY_{name}": str(int(PATIENCE) * unit) for name, unit in RAY_LIMITS.items()},
         **(hold.environment if hold else {}),
     }
     return processes.start(
@@ -129,9 +136,9 @@ def ray_sockets(pids: set[int]) -> list[str]:
 
 
 def test_nothing_outlives_a_driver_that_is_killed(tmp_path):
-    hold = Hold(tmp_path / "hold", iterations=1)
+    hold, jobs = Hold(tmp_path / "hold", iterations=1), jobs_in(tmp_path)
     process = driver(tmp_path, "ray", hold)
-    until(lambda: any(hold.reached(job.directory) for job in jobs_in(tmp_path)), process)
+    until(lambda: any(hold.reached(job.directory) for job in jobs), process)
     # all but two agents of Ray's own, which notice it in a minute and hold nothing
     workers = {pid for pid in descendants(process.pid) if "Agent" not in title(pid)}
     assert any("ray::probe" in title(pid) for pid in workers)
@@ -160,9 +167,9 @@ def test_fleets_side_by_side_stopped_and_gone_on_with_give_the_same_numbers(alon
 
 
 def test_fleets_side_by_side_do_not_outlive_a_launcher_that_is_killed(tmp_path):
-    hold = Hold(tmp_path / "hold", iterations=1)
+    hold, jobs = Hold(tmp_path / "hold", iterations=1), jobs_in(tmp_path)
     process = driver(tmp_path, "local", hold)
-    until(lambda: hold.reached(*(job.directory for job in jobs_in(tmp_path))), process)
+    until(lambda: hold.reached(*(job.directory for job in jobs)), process)
     children = descendants(process.pid)
     assert len(children) >= 4  # two fleets and their simulators
     process.kill()

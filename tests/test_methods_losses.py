@@ -385,7 +385,7 @@ def test_the_second_minibatch_is_another_order_of_the_same_rollout(monkeypatch):
         return state, ppo.Metrics(*[jnp.zeros(())] * 11, finite=True, replaced=jnp.zeros(()))
 
     monkeypatch.setattr(ppo, "minibatch", spy)
-    config.update(state, hyper(0.0), rollout._asdict(), jnp.uint32(0), Clock(jnp.int32(0), jnp.float32(0)))
+    jax.jit(config.update)(state, hyper(0.0), rollout._asdict(), jnp.uint32(0), Clock(jnp.int32(0), jnp.float32(0)))
     jax.effects_barrier()
     first, second = (np.stack([pair[i] for pair in seen]).reshape(3, 24) for i in (0, 1))
     for order in (first, second):

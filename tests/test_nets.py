@@ -121,12 +121,16 @@ def test_grouped_dispatch_keeps_every_token_and_drops_unused_slots():
     rng = np.random.default_rng(0)
     for experts, n, slots in [(1, 5, 1), (4, 1, 2), (10, 64, 2), (64, 8, 3), (3, 40, 3)]:
         owner = rng.integers(0, experts + 1, size=(n, slots))  # `experts` marks a slot that is not used
-        route = grouped(jnp.asarray(owner), experts, n * slots)
         values = rng.normal(size=(n, slots, 4))
-        there = route.to_bank(jnp.asarray(values))
-        back = route.to_slots(there)
+
+        @jax.jit
+        def there_and_back(owner, values, experts=experts, n=n, slots=slots):
+            route = grouped(owner, experts, n * slots)
+            there = route.to_bank(values)
+            return there, route.to_slots(there), route.parameters({"expert": jnp.arange(experts)})["expert"]
+
+        there, back, assigned = there_and_back(owner, values)
         np.testing.assert_array_equal(back, np.where((owner < experts)[:, :, None], values, 0))
-        assigned = route.parameters({"expert": jnp.arange(experts)})["expert"]
         for block, rows in zip(np.asarray(assigned), np.asarray(there), strict=True):
             for row in rows[np.any(rows != 0, axis=1)]:  # every row of a block belongs to the block's expert
                 i, s = np.argwhere(np.all(values == row, axis=-1))[0]
@@ -169,19 +173,26 @@ def test_heads():
     x, action = states(), jax.random.normal(jax.random.key(5), (20, ACT))
     actor = GaussianActor(network("top-k"), ACT)
     actor = eqx.tree_at(lambda a: a.log_std, actor, jnp.array([-0.5, 0.0, 0.3]))
-    policy, _ = actor(x)
+    policy, _ = forward(actor, x)
     spread = np.diag(np.exp(2 * np.asarray(actor.log_std)))
     want = [multivariate_normal(m, spread).logpdf(a) for m, a in zip(policy.mean, action, strict=True)]
     np.testing.assert_allclose(policy.log_prob(action), want, rtol=1e-12)
     np.testing.assert_allclose(policy.entropy(), multivariate_normal(np.zeros(3), spread).entropy(), rtol=1e-12)
     draws = jax.vmap(policy.sample)(jax.random.split(jax.random.key(0), 4000))
     np.testing.assert_allclose(jnp.std(draws, axis=0)[0], np.exp(actor.log_std), rtol=0.06)
-    trunk = build(config("top-k"), OBS, 1, key=jax.random.key(0))
-    np.testing.assert_array_equal(Value(trunk)(x)[0], trunk(x)[0][:, 0])
-    twin = TwinQ(lambda key: build(config("mlp"), OBS + ACT, 1, key=key), key=jax.random.key(2))
-    values, traces = twin(x, action)
-    joint = jnp.concatenate([x, action], axis=1)
-    np.testing.assert_array_equal(values, jnp.stack([twin.first(joint)[0][:, 0], twin.second(joint)[0][:, 0]]))
+    trunk = network("top-k")
+    np.testing.assert_array_equal(*eqx.filter_jit(lambda trunk: (Value(trunk)(x)[0], trunk(x)[0][:, 0]))(trunk))
+    twin = eqx.filter_jit(lambda key: TwinQ(lambda key: build(config("mlp"), OBS + ACT, 1, key=key), key=key))(
+        jax.random.key(2)
+    )
+
+    @eqx.filter_jit
+    def both_ways(twin, x, action):
+        joint = jnp.concatenate([x, action], axis=1)
+        return twin(x, action), jnp.stack([trunk(joint)[0][:, 0] for trunk in (twin.first, twin.second)])
+
+    (values, traces), want = both_ways(twin, x, action)
+    np.testing.assert_array_equal(values, want)
     assert list(traces) == list(twin.trunks) == ["first", "second"]
     assert twin.input_shape == (OBS + ACT,)
     assert actor.input_shape == (OBS,)
@@ -234,7 +245,7 @@ def test_wrong_number_of_taps_is_refused():
 def test_a_sharp_gate_chooses_by_its_logits():
     """Probabilities of all but one expert may be zero in float32, and say nothing about which are the next."""
     net = network("deepseek", temperature=1e-3)
-    routing = net(states(64))[1].mixtures[0].routing
+    routing = forward(net, states(64))[1].mixtures[0].routing
     chosen, logits = np.asarray(routing.chosen), np.asarray(routing.logits)
     best = np.argsort(-logits, axis=1)[:, : net.router.top_k]
     want = np.zeros_like(chosen)

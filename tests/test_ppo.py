@@ -91,7 +91,7 @@ def hyper(rho, rate=3e-4, final=1e-4):
 
 def updated(config, state, numbers, rollout, seeds):
     """One update of a fleet; the state is copied first, since the update takes its buffers."""
-    state = jax.tree.map(jnp.copy, state)
+    state = jax.tree.map(np.array, state)
     seeds = jnp.asarray(np.asarray(seeds, np.uint32))
     clock = Clock(np.int32(0), np.float32(0.25))
     return jax.device_get(rows.update(config, state, numbers, rollout._asdict(), seeds, clock))
@@ -99,7 +99,7 @@ def updated(config, state, numbers, rollout, seeds):
 
 def run(tree, index):
     """One run of a fleet, as a fleet of one."""
-    return jax.tree.map(lambda leaf: leaf[index : index + 1], tree)
+    return on_device(jax.tree.map(lambda leaf: np.asarray(leaf)[index : index + 1], tree))
 
 
 def assert_same_bits(found, want):
@@ -128,7 +128,7 @@ def test_a_policy_far_from_the_one_that_acted_makes_no_infinities(distance, adva
     """By the formula where float32 holds it; beyond, a sample whose ratio is astronomic has a loss but no gradient."""
     actor = filled(PLAIN).nets["actor"]
     obs, action = jnp.ones((2, OBS)), jnp.zeros((2, ACT))
-    now = actor(obs)[0].log_prob(action)
+    now = eqx.filter_jit(lambda actor: actor(obs)[0].log_prob(action))(actor)
     batch = Batch(obs, action, now - jnp.array([distance, 0.0]), jnp.array([advantage, -advantage]), jnp.zeros(2))
     loss, grads = loss_and_gradient(actor, batch)
     ratio = np.exp(min(distance, LARGEST_LOG_RATIO))
