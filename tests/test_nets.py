@@ -16,6 +16,7 @@ from sphere.nets import (
     TwinQ,
     Value,
     build,
+    moe,
     output_signals,
     parameter_count,
     widened,
@@ -58,6 +59,31 @@ def test_grouped_equals_dense_in_outputs_gradients_and_phi(kind, n):
     np.testing.assert_allclose(results["dense"][0], results["grouped"][0], atol=1e-13)
     for dense, by_group in zip(results["dense"][1], results["grouped"][1], strict=True):
         np.testing.assert_allclose(dense, by_group, atol=1e-11)
+
+
+def test_experts_in_a_loop_equal_dense_in_all_that_a_trace_has(monkeypatch):
+    """Gradients come through outputs, features and layers, or through outputs alone."""
+    monkeypatch.setattr(moe, "LOOP_BLOCK", 2)
+    x = states()
+
+    def all_of(net):
+        output, trace = net(x)
+        mixture = trace.mixtures[0]
+        blocks = [feature_blocks(mixture, layer) for layer in range(2)]
+        sizes = [jnp.sum(layer.output**2 * (mixture.weight > 0)[:, :, None]) for layer in trace.layers[-5:]]
+        return output, (blocks, sum(sizes))
+
+    def loss(net):
+        output, more = all_of(net)
+        return jnp.sum(jnp.sin(output)) + sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(more))
+
+    @eqx.filter_jit
+    def found(net):
+        return all_of(net), eqx.filter_grad(loss)(net), eqx.filter_grad(lambda net: jnp.sum(jnp.sin(net(x)[0])))(net)
+
+    dense, loop = (found(network("top-k", compute=compute, layer_norm=True)) for compute in ("dense", "grouped"))
+    for one, two in zip(jax.tree.leaves(dense), jax.tree.leaves(loop), strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("compute", ["dense", "grouped"])

@@ -23,11 +23,18 @@ from encoders import (
 )
 
 from sphere import ntk
-from sphere.nets import NetConfig, TransformerConfig, build, with_compute, with_temperature
+from sphere.nets import NetConfig, TransformerConfig, build, moe, transformer, with_compute, with_temperature
 from sphere.nets.heads import Trunk
 
 NETS = {"text": (text_net, texts), "image": (image_net, images)}
 FORMS = [("text", 2, "chosen"), ("text", 1, "chosen"), ("text", 1, "all"), ("image", 2, "all")]
+
+
+def test_many_tokens_go_through_loops_on_a_cpu(monkeypatch):
+    """Otherwise what `loops` tests would be something else."""
+    assert not moe.loops(EXPERTS, 4 * 2 * LENGTH)
+    monkeypatch.setattr(moe, "LOOP_BLOCK", 2)
+    assert moe.loops(EXPERTS, 4 * LENGTH)
 
 
 def with_ties(net):
@@ -40,7 +47,16 @@ def with_ties(net):
     )
 
 
-@pytest.mark.parametrize("compute", ["dense", "grouped"])
+@pytest.fixture
+def compute(request, monkeypatch):
+    """`loops`: as a CPU computes many tokens, here with few."""
+    if request.param == "loops":
+        monkeypatch.setattr(moe, "LOOP_BLOCK", 2)
+        monkeypatch.setattr(transformer, "SHORT", 2)
+    return "dense" if request.param == "dense" else "grouped"
+
+
+@pytest.mark.parametrize("compute", ["dense", "grouped", "loops"], indirect=True)
 @pytest.mark.parametrize(("kind", "top_k", "softmax"), FORMS)
 def test_outputs_and_gradients_equal_a_plain_statement(kind, top_k, softmax, compute):
     make, draw = NETS[kind]
@@ -144,7 +160,7 @@ def test_a_permutation_of_experts_changes_nothing_but_rounding():
         np.testing.assert_allclose(one, two, atol=1e-12)
 
 
-@pytest.mark.parametrize("compute", ["dense", "grouped"])
+@pytest.mark.parametrize("compute", ["dense", "grouped", "loops"], indirect=True)
 def test_padding_changes_nothing_at_all(compute):
     """Neither the word nor the positions in its place: outputs and NTK to the bit, gradients exactly 0."""
     net, x = with_compute(text_net(), compute), jnp.asarray(texts())

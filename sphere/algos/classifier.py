@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import keystr, tree_map_with_path
 from jaxtyping import Array, Bool, Float, Integer
 
 from sphere.algos.learner import Clock, Data, DataSpec, Keep, Learner, Numbers
@@ -109,7 +110,8 @@ class Classifier(Learner):
         batch = min(self.batch_size, self.examples)
         obs, label = (data[name].reshape(-1, batch, *data[name].shape[1:]) for name in ("obs", "label"))
         index = jnp.arange(len(obs), dtype=jnp.int32)
-        pack, unpack = forms(state.nets)
+        # through one step alone the way into another form and back would cost more than it saves
+        pack, unpack = forms(state.nets) if len(obs) > 1 else ({"actor": _as_it_is},) * 2
         decay = decayed(state.nets["actor"], pack["actor"])
         other = self._other(data["obs"], seed, clock) if any(method.other_batch for method in self.methods) else None
         after = any(overrides(method, "after") for method in self.methods)
@@ -189,10 +191,14 @@ def masked_cross_entropy(
 
 
 def decayed(net: Any, pack: Any) -> Any:
-    """What weight decay acts on, in the packed form: all but gate temperatures, which are no parameters."""
+    """What weight decay acts on, in the form of `pack`: all but gate temperatures, which are no parameters."""
 
     def on(path: Any, leaf: Array) -> Array:
-        return jnp.zeros_like(leaf) if "temperature" in jax.tree_util.keystr(path) else jnp.ones_like(leaf)
+        return jnp.zeros_like(leaf) if "temperature" in keystr(path) else jnp.ones_like(leaf)
 
     # a large kernel is decayed as a whole: no array of ones beside it
-    return tuple(leaf if leaf.ndim == 1 else jnp.ones(()) for leaf in pack(jax.tree_util.tree_map_with_path(on, net)))
+    return jax.tree.map(lambda leaf: leaf if leaf.ndim < 2 else jnp.ones(()), pack(tree_map_with_path(on, net)))
+
+
+def _as_it_is(net: Any) -> Any:
+    return net

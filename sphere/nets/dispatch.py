@@ -2,7 +2,8 @@
 
 *Dense*: every expert sees every sample; the bank is [experts, n, ·]. Few, large products: best on a GPU with few
 experts. *Grouped*: tokens are sorted by expert into blocks of equal size, each block meets a copy of its expert's
-parameters, and work follows K and not E; the bank is [blocks, block, ·].
+parameters, and work follows K and not E; the bank is [blocks, block, ·]. Where a CPU has many tokens for each expert,
+blocks are larger and go through a loop without copies (`blocks.py`).
 
 Outputs, gradients and traces are the same up to rounding, and each way is the other's test. `pick_compute` in
 `moe.py` takes one: dense unless it wastes more than the sorting costs. On a GPU, where products are cheap and adding
@@ -31,6 +32,10 @@ class Dispatch(NamedTuple):
     """Bank rows -> [n, slots, d]; for what entered once per sample, a view per slot."""
     parameters: Callable[[Any], Any]
     """The bank's parameters, from the experts'."""
+    owner: Int[Array, " blocks"] | None = None
+    """Grouped: the expert of each block."""
+    used: Int[Array, ""] | None = None
+    """Grouped: how many blocks hold tokens; they come first."""
 
 
 def dense(num_experts: int) -> Dispatch:
@@ -50,18 +55,19 @@ def dense(num_experts: int) -> Dispatch:
     )
 
 
-def block_size(tokens: int, num_experts: int) -> int:
+def block_size(tokens: int, num_experts: int, most: int = 32) -> int:
     """A power of two near the tokens that an expert gets: padding stays below the work, products stay large."""
     size = 1
-    while size < 32 and 2 * size * num_experts <= 2 * tokens:
+    while size < most and 2 * size * num_experts <= 2 * tokens:
         size *= 2
     return size
 
 
-def grouped(expert: Int[Array, "n slots"], num_experts: int, max_tokens: int) -> Dispatch:
-    """`expert` names the expert of each slot, `num_experts` for a slot that is not used; at most `max_tokens` are."""
+def grouped(expert: Int[Array, "n slots"], num_experts: int, max_tokens: int, most: int = 32) -> Dispatch:
+    """`expert` names the expert of each slot, `num_experts` for a slot that is not used; at most `max_tokens` are.
+    `most`: rows of a block."""
     n, slots = expert.shape
-    size = block_size(max_tokens, num_experts)
+    size = block_size(max_tokens, num_experts, most)
     # Experts fill their last block only in part: at worst size - 1 rows are empty for each expert that has a token.
     blocks = (max_tokens + (size - 1) * min(num_experts, max_tokens)) // size
     owner = expert.reshape(-1)
@@ -101,4 +107,4 @@ def grouped(expert: Int[Array, "n slots"], num_experts: int, max_tokens: int) ->
     def parameters(experts: Any) -> Any:
         return jax.tree.map(copies, experts)
 
-    return Dispatch(enter, to_bank, to_slots, parameters)
+    return Dispatch(enter, to_bank, to_slots, parameters, block_expert, end[-1])

@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from sphere.checks import checked
 from sphere.nets import dispatch
+from sphere.nets.blocks import forward_in_blocks
 from sphere.nets.mlp import MLP, readable
 from sphere.nets.routers import DeepSeek, ExpertChoice, Soft, TopK, without_padding
 from sphere.nets.trace import Mixture, Recorder, Trace
@@ -28,6 +29,15 @@ def pick_compute(num_experts: int, tokens: int, n: int, width: int) -> str:
     if jax.default_backend() == "cpu":
         return "grouped" if waste >= 2.5 and n * num_experts * width >= 2**18 else "dense"
     return "grouped" if waste >= 2.5 and n * num_experts * width >= 2**28 else "dense"
+
+
+LOOP_BLOCK = 128
+"""Rows of a block where blocks go through a loop: enough for products at full speed."""
+
+
+def loops(num_experts: int, tokens: int) -> bool:
+    """Whether grouped tokens go through a loop: on a CPU, where every expert may expect several blocks."""
+    return jax.default_backend() == "cpu" and tokens >= 4 * LOOP_BLOCK * num_experts
 
 
 class MoE(eqx.Module):
@@ -92,16 +102,21 @@ class MoE(eqx.Module):
         how: str = self.compute
         if how == "auto":
             how = pick_compute(self.num_experts, tokens, x.shape[0], self.experts.head.kernel.shape[-2])
-        if how == "dense" or self.num_experts == 1:  # one expert has nothing to group, and equals the MLP bit for bit
+        dense = how == "dense" or self.num_experts == 1
+        loop = not dense and loops(self.num_experts, tokens) and recorder.taps is None
+        if dense:  # one expert has nothing to group, and equals the MLP bit for bit
             route = dispatch.dense(self.num_experts)
             weight, aligned = routing.gate, True
             expert = jnp.broadcast_to(jnp.arange(self.num_experts), weight.shape)
         else:
-            route = dispatch.grouped(expert, self.num_experts, tokens)
+            route = dispatch.grouped(expert, self.num_experts, tokens, LOOP_BLOCK if loop else 32)
         complete = aligned and (how == "dense" or tokens == x.shape[0] * self.num_experts)
         owner = None if aligned else expert
         record = recorder.part("expert", owner, route.to_slots, route.to_bank)
-        rows, hidden = route.parameters(self.experts).forward(route.enter(inputs), record)
+        if loop:
+            rows, hidden = forward_in_blocks(self.experts, route.enter(inputs), route.owner, route.used, record)
+        else:
+            rows, hidden = route.parameters(self.experts).forward(route.enter(inputs), record)
         expert_output = route.to_slots(rows)
         recorder.close(
             Mixture(

@@ -1,0 +1,113 @@
+"""Streams of labelled tasks against a PyTorch loop: `python -m benchmarks.streams`.
+
+The networks of the presets `newsgroups` and `cifar100-mlp` without a method, five seeds: as a fleet here, and one seed
+after the other in PyTorch with the same parameters on the same data (`torch_streams.py`). A round is what a task costs:
+training on it (of CIFAR-100 a part of an epoch) and evaluation on its test examples. Both sides take turns; the best of
+several rounds counts, compiling excluded. Seconds are those of the wall; processor seconds, which others on the machine
+change less, stand beside them.
+"""
+
+import argparse
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import torch
+
+from benchmarks.timing import count, device
+from benchmarks.torch_streams import Loop
+from sphere.algos import fleet as rows
+from sphere.algos.classifier import Classifier
+from sphere.algos.learner import Clock
+from sphere.algos.source import Wanted
+from sphere.data.streams import Stream, StreamSource, outcomes_of, prepared
+from sphere.presets import preset
+
+STEPS = 4
+"""Minibatches of CIFAR-100 in a round, instead of an epoch's 20."""
+
+
+class Cost(NamedTuple):
+    wall: float
+    processor: float
+
+
+def cost(once: Callable[[], Any]) -> Cost:
+    wall, processor = time.perf_counter(), time.process_time()
+    once()
+    return Cost(time.perf_counter() - wall, time.process_time() - processor)
+
+
+class Case:
+    """One preset's task, ready to be trained and evaluated on both sides."""
+
+    def __init__(self, name: str, seeds: int, tests: int):
+        config = preset(name)
+        self.learner = dataclasses.replace(config.learner, methods=())
+        assert isinstance(self.learner, Classifier)
+        assert isinstance(config.source, Stream)
+        wanted = Wanted(config.tasks[:1], self.learner.rollout, episodes=1, heldout=0)
+        settings = dataclasses.replace(config.source, test_per_class=tests)
+        (self.source,) = settings.open(wanted, [range(seeds)])
+        assert isinstance(self.source, StreamSource)
+        self.source.enter(config.tasks[0], None)
+        if self.learner.examples > self.learner.batch_size:
+            self.learner = dataclasses.replace(self.learner, examples=STEPS * self.learner.batch_size)
+        data, _ = self.source.collect(None, 0)
+        self.data = {k: v[:, : self.learner.examples] if k != "allowed" else v for k, v in data.items()}
+        self.seeds, self.batch = np.arange(seeds, dtype=np.uint32), min(self.learner.batch_size, self.learner.examples)
+        self.numbers = {k: np.full(seeds, v, np.float32) for k, v in (self.learner.numbers | {"rho": 0.0}).items()}
+        self.state = rows.init(self.learner, self.source.spec, self.seeds, self.numbers)
+        nets = jax.device_get(self.state.nets["actor"].trunk)
+        rates = self.learner.learning_rate, self.learner.weight_decay
+        self.loops = [Loop(jax.tree.map(lambda leaf, i=i: leaf[i], nets), *rates) for i in range(seeds)]
+        self.settings = settings
+
+    def ours(self) -> np.ndarray:
+        self.state, _ = rows.update(
+            self.learner, self.state, self.numbers, self.data, self.seeds, Clock(np.int32(0), np.float32(1))
+        )
+        policy = rows.policy(self.learner, self.state)
+        found = outcomes_of(self.settings, policy, self.source.tasks, self.source.data)
+        return found.columns["accuracy_within_task"]
+
+    def theirs(self) -> np.ndarray:
+        found = []
+        for i, (loop, task) in enumerate(zip(self.loops, self.source.tasks, strict=True)):
+            allowed = torch.tensor(task.allowed)
+            obs, label = (torch.tensor(np.array(self.data[name][i])) for name in ("obs", "label"))
+            loop.train(obs, label.long(), allowed, self.batch)
+            test = torch.tensor(np.array(prepared(self.source.data, task.test.obs)))
+            found.append(loop.accuracy(test, torch.tensor(task.test.label).long(), allowed, 250))
+        return np.array(found)
+
+
+def compare(name: str, seeds: int, tests: int, rounds: int) -> str:
+    case = Case(name, seeds, tests)
+    first = np.abs(case.ours() - case.theirs()).max()  # compiles; both begin with the same parameters
+    pairs = [(cost(case.ours), cost(case.theirs)) for _ in range(rounds)]
+    ours, theirs = (Cost(*(min(column) for column in zip(*side, strict=True))) for side in zip(*pairs, strict=True))
+    return (
+        f"{name:<14} {seeds} seeds   fleet {ours.wall:7.2f} s ({ours.processor:.2f} processor)   "
+        f"PyTorch {theirs.wall:7.2f} s ({theirs.processor:.2f})   ratio {theirs.wall / ours.wall:.2f} "
+        f"(processor {theirs.processor / ours.processor:.2f})   accuracy after the first round differs by {first:.3f}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=count, default=5)
+    parser.add_argument("--rounds", type=count, default=5)
+    parser.add_argument("--tests", type=count, default=50, help="test examples of a class")
+    parser.add_argument("--presets", nargs="+", default=["newsgroups", "cifar100-mlp"])
+    args = parser.parse_args()
+    print(f"{device()}; torch {torch.__version__} with {torch.get_num_threads()} threads", flush=True)
+    for name in args.presets:
+        print(compare(name, args.seeds, args.tests, args.rounds), flush=True)
+
+
+if __name__ == "__main__":
+    main()
