@@ -40,8 +40,8 @@ def settings_of(directory: Path) -> FleetConfig:
 
 @dataclass(frozen=True)
 class Resume:
-    """Continue from the newest good checkpoint; the numbers are those of a run that was never stopped. Of several methods
-    that were trained by one command, name the directory above them."""
+    """Continue from the newest good checkpoint; the numbers are those of a run that was never stopped. Of several
+    methods that were trained by one command, name the directory above them."""
 
     directory: tyro.conf.Positional[Path]
     workers: int | None = None

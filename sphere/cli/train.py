@@ -228,7 +228,9 @@ def train(arguments: list[str]) -> None:
         return
     out = todo[0].directory if len(todo) == 1 else todo[0].directory.parent
     if any((place / name).exists() for place in {out, *(job.directory for job in todo)} for name in (FLEET, FLEETS)):
-        raise UserError(f"{out} holds a fleet already; continue with: {command('resume', out)}, or choose another --out")
+        raise UserError(
+            f"{out} holds a fleet already; continue with: {command('resume', out)}, or choose another --out"
+        )
     if len(todo) == 1:
         work(todo[0], output.quiet)
         return
