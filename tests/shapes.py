@@ -14,7 +14,7 @@ import jaxtyping
 from beartype import BeartypeConf, beartype
 
 axes = jaxtyping.jaxtyped
-check = beartype(conf=BeartypeConf(is_pep484_tower=True))
+check = beartype(conf=BeartypeConf(is_pep484_tower=True, violation_type=jaxtyping.TypeCheckError))
 
 
 def install(package: str) -> None:

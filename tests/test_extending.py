@@ -162,7 +162,9 @@ def test_presets_and_entry_points(tmp_path):
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: mylab\nVersion: 1.0\n")
     table, line = re.search(r'^\[project.entry-points."([\w.]+)"\]\n(.*?)$', PAGE, re.MULTILINE).groups()
     (metadata / "entry_points.txt").write_text(f"[{table}]\n{line.replace(chr(34), '')}\n")
-    said = python(tmp_path, "-m", "sphere", *"train --preset corridor-crl --method regenerate --dry-run".split())
+    said = python(
+        tmp_path, "-m", "sphere", *f"train --preset corridor-crl --method regenerate --dry-run {PPO_SIZES}".split()
+    )
     assert re.search(r"method +regenerate\n", said)
     assert re.search(r"tasks +corridor/forward, corridor/backward", said)
 
