@@ -255,10 +255,11 @@ def test_ctrl_c_before_the_first_iteration_leaves_cleanly(tmp_path):
     processes.until(lambda: hold.done(tmp_path / "fleet") == 0, process)  # it is in its first iteration
     process.send_signal(signal.SIGINT)
     # Two signals while the main thread is in XLA would count as one: the second comes when the first was understood.
-    heard = process.stderr.readline()
+    compiling, heard = process.stderr.readline(), process.stderr.readline()
     process.send_signal(signal.SIGINT)  # leaves at once
     said = process.stderr.read()
     process.wait()
+    assert compiling.startswith("compiling:"), compiling + heard + said
     assert heard.startswith("stopping:"), heard + said
     assert process.returncode == 130, said
     assert "Traceback" not in said
