@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import torch
 
@@ -51,15 +52,16 @@ class Case:
         assert isinstance(config.source, Stream)
         wanted = Wanted(config.tasks[:1], self.learner.rollout, episodes=1, heldout=0)
         settings = dataclasses.replace(config.source, test_per_class=tests)
-        (self.source,) = settings.open(wanted, [range(seeds)])
-        assert isinstance(self.source, StreamSource)
+        (source,) = settings.open(wanted, [range(seeds)])
+        assert isinstance(source, StreamSource)
+        self.source = source
         self.source.enter(config.tasks[0], None)
         if self.learner.examples > self.learner.batch_size:
             self.learner = dataclasses.replace(self.learner, examples=STEPS * self.learner.batch_size)
         data, _ = self.source.collect(None, 0)
         self.data = {k: v[:, : self.learner.examples] if k != "allowed" else v for k, v in data.items()}
         self.seeds, self.batch = np.arange(seeds, dtype=np.uint32), min(self.learner.batch_size, self.learner.examples)
-        self.numbers = {k: np.full(seeds, v, np.float32) for k, v in (self.learner.numbers | {"rho": 0.0}).items()}
+        self.numbers = {k: jnp.full(seeds, v, jnp.float32) for k, v in (self.learner.numbers | {"rho": 0.0}).items()}
         self.state = rows.init(self.learner, self.source.spec, self.seeds, self.numbers)
         nets = jax.device_get(self.state.nets["actor"].trunk)
         rates = self.learner.learning_rate, self.learner.weight_decay

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-ACTIVATIONS = {"relu": F.relu, "gelu": F.gelu}
+ACTIVATIONS: dict[str, Any] = {"relu": F.relu, "gelu": F.gelu}
 
 
 def as_torch(net: Any) -> tuple[list[torch.Tensor], Any]:

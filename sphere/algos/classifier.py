@@ -22,6 +22,7 @@ from sphere.algos.state import (
     INIT_ACTOR,
     METHODS,
     SHUFFLE_OTHER,
+    Forms,
     TrainState,
     crossed,
     effective,
@@ -111,7 +112,8 @@ class Classifier(Learner):
         obs, label = (data[name].reshape(-1, batch, *data[name].shape[1:]) for name in ("obs", "label"))
         index = jnp.arange(len(obs), dtype=jnp.int32)
         # through one step alone the way into another form and back would cost more than it saves
-        pack, unpack = forms(state.nets) if len(obs) > 1 else ({"actor": _as_it_is},) * 2
+        same: Forms = {"actor": _as_it_is}
+        pack, unpack = forms(state.nets) if len(obs) > 1 else (same, same)
         decay = decayed(state.nets["actor"], pack["actor"])
         other = self._other(data["obs"], seed, clock) if any(method.other_batch for method in self.methods) else None
         after = any(overrides(method, "after") for method in self.methods)

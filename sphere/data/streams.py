@@ -25,7 +25,7 @@ from sphere.errors import UserError, in_range
 CLASSES, TRAIN, TEST = range(3)
 """Purposes of the host's random numbers."""
 CHUNK = 250
-"""Test examples that go through a network at once."""
+"""Test examples that go through a network at once, at most."""
 COLUMNS = ("accuracy", "accuracy_of_all", "accuracy_within_task")
 
 
@@ -277,12 +277,12 @@ def outcomes_of(settings: Stream, policy: Any, tasks: list[Task], data: Labelled
 def _accuracy(mean: Any, deviation: Any, policy: Any, obs: Array, label: Array, allowed: Array) -> tuple[Array, Array]:
     def one(own: tuple[Any, Array, Array, Array]) -> tuple[Array, Array]:
         policy, obs, label, allowed = own
-        n = len(obs)
-        whole = jnp.pad(obs, ((0, -n % CHUNK), (0, 0))).reshape(-1, CHUNK, obs.shape[1])
-        parts = jax.lax.map(lambda rows: policy.act(standardised(mean, deviation, rows)), whole)
-        logits = parts.reshape(-1, parts.shape[-1])[:n]
+        n, parts = len(obs), -(-len(obs) // CHUNK)
+        whole = jnp.pad(obs, ((0, -n % parts), (0, 0))).reshape(parts, -1, obs.shape[1])
+        found = jax.lax.map(lambda rows: policy.act(standardised(mean, deviation, rows)), whole)
+        logits = found.reshape(-1, found.shape[-1])[:n]
         masked = jnp.where(allowed[None, :], logits, -jnp.inf)
-        right = [jnp.mean(jnp.argmax(found, axis=1) == label, dtype=jnp.float32) for found in (logits, masked)]
+        right = [jnp.mean(jnp.argmax(given, axis=1) == label, dtype=jnp.float32) for given in (logits, masked)]
         return right[0], right[1]
 
     own = (policy, obs, label, allowed)

@@ -21,6 +21,13 @@ from jaxtyping import Array, Int
 from sphere.nets.mlp import transpose_kernel
 
 
+class Blocks(NamedTuple):
+    owner: Int[Array, " blocks"]
+    """The expert of each."""
+    used: Int[Array, ""]
+    """How many hold tokens; they come first."""
+
+
 class Dispatch(NamedTuple):
     """How values travel between the slots of the samples and the rows of the bank."""
 
@@ -32,10 +39,8 @@ class Dispatch(NamedTuple):
     """Bank rows -> [n, slots, d]; for what entered once per sample, a view per slot."""
     parameters: Callable[[Any], Any]
     """The bank's parameters, from the experts'."""
-    owner: Int[Array, " blocks"] | None = None
-    """Grouped: the expert of each block."""
-    used: Int[Array, ""] | None = None
-    """Grouped: how many blocks hold tokens; they come first."""
+    blocks: Blocks | None = None
+    """Grouped."""
 
 
 def dense(num_experts: int) -> Dispatch:
@@ -107,4 +112,4 @@ def grouped(expert: Int[Array, "n slots"], num_experts: int, max_tokens: int, mo
     def parameters(experts: Any) -> Any:
         return jax.tree.map(copies, experts)
 
-    return Dispatch(enter, to_bank, to_slots, parameters, block_expert, end[-1])
+    return Dispatch(enter, to_bank, to_slots, parameters, Blocks(block_expert, end[-1]))

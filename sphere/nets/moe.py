@@ -113,8 +113,8 @@ class MoE(eqx.Module):
         complete = aligned and (how == "dense" or tokens == x.shape[0] * self.num_experts)
         owner = None if aligned else expert
         record = recorder.part("expert", owner, route.to_slots, route.to_bank)
-        if loop:
-            rows, hidden = forward_in_blocks(self.experts, route.enter(inputs), route.owner, route.used, record)
+        if loop and route.blocks is not None:
+            rows, hidden = forward_in_blocks(self.experts, route.enter(inputs), *route.blocks, record)
         else:
             rows, hidden = route.parameters(self.experts).forward(route.enter(inputs), record)
         expert_output = route.to_slots(rows)

@@ -169,7 +169,7 @@ def one_by_one(q: Array, k: Array, v: Array, real: Bool[Array, "n tokens"] | Non
     to its last word, rounded up. Scores are computed again in the backward pass. What comes out for padding is 0."""
     tokens = q.shape[1]
     if real is None:
-        one = jax.checkpoint(lambda own: attend(*(part[None] for part in own), None)[0])
+        one = jax.checkpoint(lambda own: attend(own[0][None], own[1][None], own[2][None], None)[0])
         return jax.lax.map(one, (q, k, v))
     lengths = [*range(SHORT, tokens, SHORT), tokens]
     last = jnp.max(jnp.where(real, jnp.arange(1, tokens + 1, dtype=jnp.int32)[None, :], 0), axis=1)
