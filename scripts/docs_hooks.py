@@ -24,14 +24,16 @@ SECTION = re.compile(r"^<!-- README\.md: (.+?) -->$", re.MULTILINE)
 HELP = "<!-- sphere --help -->"
 PARTS = {
     "experiment": ("plan", "run", "report"),
-    "data": ("get", "record"),
+    "data": ("get", "record metaworld"),
 }
 """Commands that have commands of their own with options."""
 
 
 def section(heading: str) -> str:
     """Of the README, from a heading to the next one of its kind; the first has the README's title."""
-    pieces = re.split(r"^##? (.+)\n", FENCE.sub(_without_headings, (ROOT / "README.md").read_text()), flags=re.MULTILINE)
+    pieces = re.split(
+        r"^##? (.+)\n", FENCE.sub(_without_headings, (ROOT / "README.md").read_text()), flags=re.MULTILINE
+    )
     found = dict(zip(pieces[1::2], pieces[2::2], strict=True))
     if heading not in found:
         raise ValueError(f"the README has no section {heading!r}; it has {', '.join(found)}")
@@ -49,7 +51,9 @@ def command_line() -> str:
     texts = ["```text\n" + _help([]) + "```"]
     for name in COMMANDS:
         texts.append(f"## sphere {name}\n\n```text\n{_help([name])}```")
-        texts += [f"### sphere {name} {part}\n\n```text\n{_help([name, part])}```" for part in PARTS.get(name, ())]
+        texts += [
+            f"### sphere {name} {part}\n\n```text\n{_help([name, *part.split()])}```" for part in PARTS.get(name, ())
+        ]
     return "\n\n".join(texts)
 
 
