@@ -12,6 +12,7 @@ import contextlib
 import io
 import os
 import re
+import textwrap
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -67,7 +68,12 @@ def _help(words: list[str]) -> str:
         contextlib.suppress(SystemExit),
     ):
         main([*words, "--help"])
-    return said.getvalue().rstrip() + "\n"
+    lines = [piece for line in said.getvalue().rstrip().splitlines() for piece in _wrapped(line)]
+    return "\n".join(lines) + "\n"
+
+
+def _wrapped(line: str) -> list[str]:
+    return textwrap.wrap(line, 100, break_on_hyphens=False) if len(line) > 120 else [line]
 
 
 def outside_fences(change: Any, markdown: str) -> str:
