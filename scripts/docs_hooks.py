@@ -1,6 +1,6 @@
 """What the documentation site has beyond docs/*.md: sections of the README, the program's own help, linked files.
 
-mkdocs calls `on_page_markdown` for every page (mkdocs.yml). In a page, a line
+mkdocs calls `on_config`, then `on_page_markdown` for every page (mkdocs.yml). In a page, a line
 
     <!-- README.md: Install -->      stands for that section of the README, without its heading
     <!-- sphere --help -->           stands for the help of every command
@@ -28,6 +28,15 @@ PARTS = {
     "data": ("get", "record metaworld"),
 }
 """Commands that have commands of their own with options."""
+
+
+def on_config(config: Any) -> Any:
+    """The pages of docs/results/ are made by a command: those that there are, under Results."""
+    made = sorted(page.name for page in (DOCS / "results").glob("*.md") if page.name != "index.md")
+    if made:
+        (results,) = (entry for entry in config.nav if "Results" in entry)
+        results["Results"].append({"By experiment": [f"results/{name}" for name in made]})
+    return config
 
 
 def section(heading: str) -> str:

@@ -19,13 +19,13 @@ ROOT = Path(__file__).resolve().parents[1]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 TINY = {
-    "train": "--steps-per-task 640 --checkpoint-every 2 --ppo.num-envs 4 --ppo.rollout-steps 16 --ppo.batch-size 32 "
+    "train": "--steps-per-task 256 --checkpoint-every 2 --ppo.num-envs 4 --ppo.rollout-steps 16 --ppo.batch-size 32 "
     "--ppo.epochs 2 --ppo.actor.width 8 --ppo.actor.depth 1 --ppo.critic.width 8 --ppo.critic.depth 1 "
-    "--evaluation.every 320 --evaluation.episodes 3 --evaluation.heldout 16 --workers 0",
+    "--evaluation.every 128 --evaluation.episodes 3 --evaluation.heldout 16 --workers 0",
     "report": "--no-figures",
 }
 """What is added to a command so that it takes seconds; whatever else it says is kept."""
-KILLED_AFTER = 13
+KILLED_AFTER = 9
 """Iterations of a training in the background."""
 
 
