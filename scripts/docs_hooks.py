@@ -35,7 +35,7 @@ def on_config(config: Any) -> Any:
     made = sorted(page.name for page in (DOCS / "results").glob("*.md") if page.name != "index.md")
     if made:
         (results,) = (entry for entry in config.nav if "Results" in entry)
-        results["Results"].append({"By experiment": [f"results/{name}" for name in made]})
+        results["Results"].append({"By experiment": [{name.removesuffix(".md"): f"results/{name}"} for name in made]})
     return config
 
 
