@@ -8,11 +8,12 @@ SUM    := $(shell { echo '$(CURDIR)'; cat pyproject.toml; grep '^__version__' sp
 READY  := $(VENV)/.ready-$(SUM)
 LINT   := $(VENV)/.ready-lint-$(SUM)
 TEST   := $(VENV)/.ready-test-$(SUM)
+DOCS   := $(VENV)/.ready-docs-$(SUM)
 INSTALL = $(RUN) -m pip install --quiet --disable-pip-version-check --editable
 # the Python that a bundle is for
 PY     ?= 3.12
 
-.PHONY: setup test lint format demo bench browser package bundle clean
+.PHONY: setup test lint format demo bench browser package bundle docs docs-serve clean
 
 setup: $(READY)
 
@@ -35,6 +36,11 @@ $(TEST): $(READY)
 	@$(INSTALL) '.[test]'
 	@{ $(RUN) -m pip install --quiet --disable-pip-version-check 'torch==2.13.0+cpu' && $(INSTALL) '.[torch-hosts]'; } >/dev/null 2>&1 \
 	  || echo "no CPU build of PyTorch in the package index: tests of sphere.torch are skipped (pip install '.[torch-hosts]' runs them)"
+	@touch $@
+
+$(DOCS): $(READY)
+	@echo "installing what builds the documentation"
+	@$(INSTALL) '.[docs]'
 	@touch $@
 
 test: $(TEST)
@@ -72,5 +78,12 @@ package: $(LINT)
 bundle: $(READY)
 	$(RUN) scripts/bundle.py --python $(PY) $(if $(TESTS),--tests)
 
+# The documentation, into site/: open site/index.html. A warning is an error.
+docs: $(DOCS)
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet
+
+docs-serve: $(DOCS)
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs serve --dev-addr 127.0.0.1:8000
+
 clean:
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .xla_cache
+	rm -rf $(VENV) build site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .xla_cache

@@ -1,4 +1,5 @@
-"""docs/extending.md, carried out from outside the package: its files, its commands, and what it says of them."""
+"""The tutorials of methods, suites and learners, carried out from outside the package: their files, their commands, and
+what they say of them."""
 
 import json
 import os
@@ -23,9 +24,14 @@ from sphere.algos.learner import Clock, DataSpec, made_up
 from sphere.algos.ppo import PPO
 from sphere.nets import NetConfig
 
-PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text()
+DOCS = Path(__file__).parents[1] / "docs"
+NAMES = ("method", "suite", "learner")
+PAGE = "\n".join(
+    page.read_text() for page in (*(DOCS / "tutorials" / f"{name}.md" for name in NAMES), DOCS / "extending.md")
+)
 FILES = dict(re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL))
-METHOD, SUITE, LEARNER = re.findall(r"^sphere (train --plugin .*)$", PAGE, re.MULTILINE)
+TRAIN = dict(zip(NAMES, re.findall(r"^sphere (train --plugin .*)$", PAGE, re.MULTILINE), strict=True))
+REPORTS = re.findall(r"^sphere (report .*?)(?: +#.*)?$", PAGE, re.MULTILINE)
 
 PPO_SIZES = (
     "--ppo.num-envs 4 --ppo.rollout-steps 16 --ppo.batch-size 32 --ppo.epochs 2 --ppo.actor.width 8 "
@@ -33,9 +39,9 @@ PPO_SIZES = (
 )
 OTHERS = "--evaluation.episodes 3 --evaluation.heldout 16 --quiet"
 COMMANDS = {
-    "method": f"{METHOD} {PPO_SIZES} --tasks reach-north reach-east --workers 0 {OTHERS}",
-    "suite": f"{SUITE} {PPO_SIZES} --workers 1 {OTHERS}",
-    "learner": f"{LEARNER} --steps-per-task 48000 --checkpoint-every 5 --workers 0 {OTHERS}",
+    "method": f"{TRAIN['method']} {PPO_SIZES} --tasks reach-north reach-east --workers 0 {OTHERS}",
+    "suite": f"{TRAIN['suite']} {PPO_SIZES} --workers 1 {OTHERS}",
+    "learner": f"{TRAIN['learner']} --steps-per-task 48000 --checkpoint-every 5 --workers 0 {OTHERS}",
 }
 KILLED_AFTER = 13
 """Iterations; the last checkpoint is some iterations before."""
@@ -72,15 +78,17 @@ def python(directory: Path, *words: str) -> str:
 
 @pytest.fixture(scope="module")
 def outside(tmp_path_factory):
-    """A directory with the page's files and, in it, every example trained without a break (`whole/method`) and killed
-    in the middle and resumed (`cut/method`)."""
+    """A directory with the page's files and, in it, every example trained without a break (`runs/method`, as the page
+    says) and killed in the middle and resumed (`cut/method`)."""
     place = tmp_path_factory.mktemp("outside")
     for name, text in FILES.items():
         (place / name).write_text(text)
     hold = fleets.Hold(place / "hold", KILLED_AFTER)
     try:
-        python(place, "-c", SEVERAL, *(f"{command} --out whole/{name}" for name, command in COMMANDS.items()))
-        words = {name: shlex.split(f"{command} --out cut/{name}") for name, command in COMMANDS.items()}
+        python(place, "-c", SEVERAL, *COMMANDS.values())
+        words = {
+            name: shlex.split(command.replace(f"runs/{name}", f"cut/{name}")) for name, command in COMMANDS.items()
+        }
         for name in COMMANDS:
             process = start(place, "-m", "sphere", *words[name], hold=hold)
             processes.until(lambda name=name: hold.reached(place / "cut" / name), process)
@@ -97,10 +105,10 @@ def outside(tmp_path_factory):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_killed_run_ends_with_the_numbers_of_an_undisturbed_one(outside, name):
-    whole, cut = (fleets.numbers(outside / kind / name) for kind in ("whole", "cut"))
+    whole, cut = (fleets.numbers(outside / kind / name) for kind in ("runs", "cut"))
     assert len(whole) == 2 * (2 if name == "suite" else 1)  # two files of each run
     assert whole == cut
-    ends = [fleets.final_arrays(outside / kind / name) for kind in ("whole", "cut")]
+    ends = [fleets.final_arrays(outside / kind / name) for kind in ("runs", "cut")]
     assert ends[0].keys() == ends[1].keys()
     for key in ends[0]:
         np.testing.assert_array_equal(ends[0][key], ends[1][key])
@@ -147,7 +155,9 @@ print(json.dumps(sphere.load("cut/suite", "rho0.1-seed0").evaluate("corridor/for
 
 
 def test_a_report_names_them(outside):
-    python(outside, "-m", "sphere", "report", "cut", "--out", "report", "--no-figures")
+    """As the pages make it of each by itself, and of all together."""
+    assert len(REPORTS) == 3
+    python(outside, "-c", SEVERAL, *(f"{line} --no-figures" for line in [*REPORTS, "report cut -o report"]))
     for table, label in TABLES.values():
         assert any(label in path.read_text() for path in (outside / "report" / "tables").glob(f"*/{table}")), label
     assert "corridor" in (outside / "report" / "index.html").read_text()

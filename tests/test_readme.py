@@ -1,26 +1,26 @@
 """The README and the docs hold: their code runs, and what they name exists."""
 
-import dataclasses
 import importlib
 import re
 from pathlib import Path
 
-import fleets
 import jax
 import numpy as np
+import pages
 import pytest
+from pages import FENCE
 
-import sphere
 from sphere.cli.main import main
-from sphere.training.loop import train
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
-PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
-PRESENT = [page for page in PAGES if page.name != "log.md"]
-"""The log is history: it names what there was."""
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-PYTHON = [body for language, body in FENCE.findall(README.read_text()) if language == "python"]
+PARTS = ROOT / "docs" / "results" / "notes"
+"""Not pages, but parts of those beside them, where their links begin."""
+PAGES = [README, *(page for page in sorted((ROOT / "docs").glob("**/*.md")) if page.parent != PARTS)]
+PAST = {ROOT / "docs" / "history.md", ROOT / "docs" / "decisions.md", *(ROOT / "docs" / "notes").iterdir()}
+PRESENT = [page for page in PAGES if page not in PAST]
+"""The others are history: they name what there was."""
+PYTHON = [body for language, body in pages.blocks(README) if language == "python"]
 EXAMPLES = [body for body in PYTHON if "torch" not in body]
 (TORCH,) = [body for body in PYTHON if "torch" in body]
 
@@ -33,8 +33,8 @@ def code_spans(page: Path) -> set[str]:
 
 def shell(page: Path) -> str:
     """The shell blocks and the code spans: where commands stand."""
-    blocks = [body for language, body in FENCE.findall(page.read_text()) if language == "sh"]
-    return "\n".join([*blocks, *code_spans(page)])
+    found = [body for language, body in pages.blocks(page) if language == "sh"]
+    return "\n".join([*found, *code_spans(page)])
 
 
 @pytest.mark.parametrize("number", range(2))
@@ -61,16 +61,22 @@ def test_the_training_example_learns_and_penalises():
     assert last.coefficient > 0
 
 
-def test_the_example_of_a_trained_policy_runs(tmp_path, monkeypatch):
-    """On a small fleet in the place of its own, with a task that needs no simulator to be installed."""
-    (tmp_path / "runs").mkdir()
+def test_the_commands_work_in_their_order(tmp_path, monkeypatch):
+    """As pasted into a shell, with fewer steps; then the example of a trained policy."""
     monkeypatch.chdir(tmp_path)
-    config = dataclasses.replace(fleets.TINY, tasks=fleets.TINY.tasks[:1], steps_per_task=64, seeds=(0,), rho=(0.1,))
-    train(config, Path("runs/first"), quiet=True)
-    code = EXAMPLES[2].replace("metaworld/push", "probe/reach-east")
-    assert code != EXAMPLES[2]
-    names: dict = {"sphere": sphere, "obs": np.zeros(6, np.float32)}
-    exec(code, names)
+    reader = pages.Reader(tmp_path)
+    for language, body in pages.blocks(README):
+        if language == "sh":
+            for line in body.splitlines():
+                reader.paste(line)
+    assert [line.split()[0] for line in reader.said].count("sphere") == 2
+    page = Path("report/index.html").read_text()
+    for label in ("SPHERE", "LN", "Top-K"):
+        assert label in page
+    assert list(Path("report/tables").glob("*.csv"))
+    assert len(Path("report/curves.csv").read_text().splitlines()) > 9  # more than a line for each run
+    names: dict = {}
+    exec(EXAMPLES[2], names)
     assert names["action"].shape == (2,)
     assert names["score"]["length"] == 10
 
@@ -113,73 +119,54 @@ def test_the_readmes_table_has_the_averages_of_both_protocols():
     assert shown == [[protocol.upper(), *task_rows(protocol)["average"]] for protocol in ("crl", "rl")]
 
 
-def test_the_table_of_results_is_that_of_both_protocols():
-    """Under CRL a task's row is the table's own; under RL, where there is no room, its means."""
-    page = (ROOT / "docs" / "results.md").read_text()
-    shown = [cells(line) for line in page.splitlines() if line.startswith("| ") and "±" in line]
-    crl, rl = task_rows("crl"), task_rows("rl")
-    assert [task for task, *_ in shown] == list(crl)
-    for task, *numbers in shown:
-        assert numbers[:4] == crl[task]
-        assert numbers[4:] == [number.split(" ")[0] for number in rl[task]]
-
-
-def test_the_intervals_of_the_results_are_those_of_the_records():
-    page = re.sub(r"\s+", " ", (ROOT / "docs" / "results.md").read_text())
-    for protocol in ("crl", "rl"):
-        table = (ROOT / "results" / f"metaworld-{protocol}" / "report" / "tables" / "metaworld-against.md").read_text()
-        (ratio,) = re.findall(r"([\d.]+) \\\[([\d.]+), ([\d.]+)\\\]", table)[:1]
-        said = "{} (95% interval: {} to {})" if protocol == "crl" else "{} ({} to {})"
-        assert said.format(*ratio) in page
-
-
-def test_pages_are_easy_on_the_eye():
-    """Short lines and a README of a few screens; tables and addresses may be longer."""
+def test_the_readme_is_a_few_screens():
     assert len(README.read_text().splitlines()) <= 170
-    for page in (
-        README,
-        ROOT / "docs" / "results.md",
-        ROOT / "docs" / "architecture.md",
-        ROOT / "docs" / "extending.md",
-    ):
-        for number, line in enumerate(page.read_text().splitlines(), 1):
-            assert len(line) <= 120 or line.startswith(("|", "![")), f"{page.name}, line {number}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+NAME = {"ids": lambda page: str(page.relative_to(ROOT))}
+
+
+@pytest.mark.parametrize("page", PAGES, **NAME)
+def test_pages_are_easy_on_the_eye(page):
+    """No line over 120 characters, and no cell of a table that is a paragraph: over 100 characters or two sentences."""
+    text = page.read_text()
+    assert [number for number, line in enumerate(text.splitlines(), 1) if len(line) > 120] == []
+    rows = [line for line in FENCE.sub("", text).splitlines() if line.startswith("|")]
+    assert [cell for row in rows for cell in cells(row) if len(cell) > 100 or re.search(r"[.] [A-Z]", cell)] == []
+
+
+@pytest.mark.parametrize("page", PAGES, **NAME)
 def test_named_make_targets_and_modules_exist(page):
-    makefile = (ROOT / "Makefile").read_text()
-    targets = set(re.findall(r"^([\w-]+):(?!=)", makefile, re.MULTILINE))
-    assert set(re.findall(r"\bmake ([\w-]+)", shell(page))) <= targets
+    assert set(re.findall(r"\bmake (?:\w+=\S+ )*([\w-]+)", shell(page))) <= pages.targets()
     for module in re.findall(r"python -m ([\w.]+)", shell(page)):
         path = ROOT.joinpath(*module.split("."))
         assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), module
 
 
-@pytest.mark.parametrize("page", PRESENT, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PRESENT, **NAME)
 def test_named_files_exist(page):
     paths = [span for span in code_spans(page) if re.fullmatch(r"[\w.*/-]+(\.(py|md|toml)|/)", span)]
-    links = [
-        link for link in re.findall(r"\]\(([^)#:]+)\)", FENCE.sub("", page.read_text())) if not link.startswith("http")
-    ]
-    missing = [path for path in paths if not list(ROOT.glob(path.rstrip("/")))]
-    missing += [link for link in links if not (page.parent / link).exists()]
-    assert not missing
+    assert [path for path in paths if not list(ROOT.glob(path.rstrip("/")))] == []
 
 
-def test_the_readme_tree_exists():
-    (tree,) = (body for language, body in FENCE.findall(README.read_text()) if not language)
-    folder = ""
-    for line in tree.splitlines():
-        for name in re.split(r"\s{2,}", line.strip())[0].split(", "):
-            if not line.startswith(" "):
-                folder = name
-            path = ROOT / (name if name == folder else folder + name)
-            assert path.exists(), path
-            assert path.is_dir() == name.endswith("/")
+def anchors(page: Path) -> set[str]:
+    """Of the headings, as the site and the usual hosts of repositories make them."""
+    headings = re.findall(r"^#+ (.+)$", FENCE.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[ -]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower()) for heading in headings}
 
 
-@pytest.mark.parametrize("page", PRESENT, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, **NAME)
+def test_links_lead_somewhere(page):
+    prose = re.sub(r"`[^`]+`", "", FENCE.sub("", page.read_text()))
+    dead = []
+    for link, anchor in re.findall(r"\]\(([^()#:\s]*)(?:#([\w-]+))?\)", prose):
+        target = page.parent / link if link else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            dead.append(f"{link}#{anchor}")
+    assert dead == []
+
+
+@pytest.mark.parametrize("page", PRESENT, **NAME)
 def test_named_functions_exist(page):
     for span in code_spans(page):
         match = re.match(r"(sphere(?:\.\w+)+)(?:\(|$)", span)
