@@ -9,18 +9,12 @@ import numpy as np
 
 from sphere.report.comparison import Comparison, band, load_map, metrics, retention, task_band
 from sphere.report.labels import short
-from sphere.report.measures import is_bounded, measure
+from sphere.report.measures import DIRECTIONS, full_words, is_bounded, measure, metric_words
 from sphere.report.summary import averages
 from sphere.report.tables import digits
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9", "#7A6FF0")
 DASHES = ("-", "--", ":", "-.")
-PLACES = {
-    "heldout": ", held-out states",
-    "online": ", rollout states",
-    "standardised": ", held-out states, standardised",
-}
-BETTER = {1: " ↑ more is better", -1: " ↓ less is better", 0: ""}
 STYLE: Any = {
     "font.size": 9,
     "font.family": "DejaVu Sans",
@@ -137,9 +131,9 @@ def curves(comparison: Comparison, protocol: str, names: Sequence[str], columns:
         breaks = (name.startswith("evaluation/") or protocol == "rl") and not comparison.many_tasks
         for method, one in some:
             _draw_band(axis, one, *_colour(comparison, method), breaks)
-        place, about = PLACES.get(name.split("/")[0], ""), measure(name)
-        better = BETTER[about.better] if columns == 1 else BETTER[about.better][:2]
-        axis.set_title(about.word + (place if columns == 1 else "") + better, fontsize=9, loc="left")
+        about, words = measure(name), full_words(name) if columns == 1 else metric_words(name)
+        better = f" {DIRECTIONS[about.better]}"[: None if columns == 1 else 2] if about.better else ""
+        axis.set_title(words + better, fontsize=9, loc="left")
         axis.set_ylabel(about.unit, fontsize=8)
         if is_bounded(name):
             axis.set_ylim(-0.03, 1.03)
