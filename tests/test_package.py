@@ -25,8 +25,6 @@ TOGETHER = {"report/figures.py": {"threadpoolctl": "scikit-learn"}}
 """Imported beside another, whose sentence and extra it shares."""
 GIVEN = {"torch/huggingface.py": {"transformers"}}
 """Whoever calls these functions passes an object of that package, so it is there."""
-OF_THE_USER = {"wandb"}
-"""Packages that a user installs by name; no extra holds them."""
 
 
 def names(requirements):
@@ -67,7 +65,7 @@ IMPORTS = {(file, top) for file, path in FILES.items() for top in imports(path)}
 def test_every_import_is_a_dependency_or_in_an_extra():
     assert len(IMPORTS) > 100  # the walk has seen the package
     foreign = {DISTRIBUTIONS.get(top, top) for _, top in IMPORTS}
-    assert foreign - REQUIRED - OPTIONAL - OF_THE_USER == set()
+    assert foreign - REQUIRED - OPTIONAL == set()
     assert REQUIRED - foreign == set()  # nothing is asked for that nothing imports
 
 

@@ -565,7 +565,7 @@ def test_wandb_gets_the_same_numbers_if_asked_for(tmp_path, monkeypatch):
     assert last == "finished"
     assert [value["step"] for value in values] == [event["step"] for event in events]
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ValueError, match="pip install wandb"):
+    with pytest.raises(ValueError, match=r"pip install .sphere-rl\[wandb\]"):
         train(config, tmp_path / "other", quiet=True)
     assert not (tmp_path / "other").exists()  # it can be started without
 
