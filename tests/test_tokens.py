@@ -58,7 +58,7 @@ def test_the_trace_has_both_mixtures_and_says_whose_each_layer_is(compute):
     np.testing.assert_allclose(output, want_output, atol=1e-10)
     for mixture, (_, gate, phi) in zip(trace.mixtures, want, strict=True):
         np.testing.assert_allclose(mixture.routing.gate, gate, atol=1e-10)
-        np.testing.assert_allclose(feature_rank(mixture), rank_of(phi @ phi.T), rtol=1e-8)
+        np.testing.assert_allclose(jax.jit(feature_rank)(mixture), rank_of(phi @ phi.T), rtol=1e-8)
     # the embedding; twice a LayerNorm, a gate of two layers and experts of three, with LayerNorm after two; the head
     blocks = [[("shared", None), *[("gate", i)] * 2, *[("expert", i)] * 5] for i in range(2)]
     parts = [(layer.part, layer.mixture) for layer in trace.layers]
@@ -125,7 +125,7 @@ def expert_gradients(moe, entered):
 
         return jax.grad(total)(expert.hidden[-1].bias)
 
-    return np.stack([jax.vmap(lambda row, e=e: one(row, e))(jnp.asarray(entered)) for e in range(EXPERTS)], axis=1)
+    return np.asarray(jax.jit(jax.vmap(lambda row: jnp.stack([one(row, e) for e in range(EXPERTS)])))(entered))
 
 
 def test_penalties_on_signals_take_those_of_their_own_mixture():
@@ -141,7 +141,7 @@ def test_penalties_on_signals_take_those_of_their_own_mixture():
     phi, psi = eqx.filter_jit(ntk.kronecker_factors)(with_compute(net, "grouped"), x)[-1]
     assert phi.shape[:2] == psi.shape[:2] == (N * TOKENS, EXPERTS)
     with pytest.raises(ValueError, match="compute='dense'"):
-        penalty(config, with_compute(net, "grouped"), x, with_compute(net, "grouped")(x)[1])
+        eqx.filter_jit(lambda net: penalty(config, net, x, net(x)[1]))(with_compute(net, "grouped"))
 
 
 def test_each_linear_layer_has_its_share_of_the_ntk():

@@ -220,4 +220,6 @@ def check_wandb() -> Any:
     try:
         return importlib.import_module("wandb")
     except ImportError as error:
-        raise ValueError("--wandb needs the package: pip install 'sphere-rl[wandb]'; or leave the option out") from error
+        raise ValueError(
+            "--wandb needs the package: pip install 'sphere-rl[wandb]'; or leave the option out"
+        ) from error
