@@ -8,7 +8,7 @@ import pytest
 import torch
 from encoders import CLASSES, text_net, texts
 
-from benchmarks.torch_streams import Loop, as_torch, logits
+from benchmarks.pytorch.streams import Loop, as_torch, logits
 from sphere.algos.classifier import masked_cross_entropy
 from sphere.nets import NetConfig, build
 
