@@ -208,7 +208,7 @@ def test_a_fleet_takes_a_node_or_a_gpus_share_of_it(nodes, asked, share):
 def test_a_failing_fleet_does_not_keep_the_others_from_being_trained(tmp_path, monkeypatch, capsys):
     jobs = jobs_in(tmp_path)
 
-    def broken(job):
+    def broken(job, quiet=False):
         if job is jobs[0]:
             raise RuntimeError("NaN or infinity in rho0.1-seed0")
 
