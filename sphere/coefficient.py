@@ -75,12 +75,12 @@ def _added(rho: Any, weight: Array, task: Array, extra: Array) -> Array:
 def _relative(rho: Any, task: Array, penalty: Array, floor: float) -> Array:
     """rho t / sqrt(p^2 + (floor t)^2) from t^2 and p^2; 0 where both are 0."""
     bounded = penalty + floor**2 * task
-    return rho * jnp.sqrt(jnp.where(bounded > 0, task / jnp.where(bounded > 0, bounded, 1), 0))
+    return rho * jnp.sqrt(jnp.where(bounded == 0, 0, task / jnp.where(bounded == 0, 1, bounded)))
 
 
 def _felt(weight: Array, penalty: Array, task: Array) -> Array:
     """|lambda| p / t from p^2 and t^2; 0 where there is no gradient of the task to compare with."""
-    return jnp.abs(weight) * jnp.sqrt(jnp.where(task > 0, penalty / jnp.where(task > 0, task, 1), 0))
+    return jnp.abs(weight) * jnp.sqrt(jnp.where(task == 0, 0, penalty / jnp.where(task == 0, 1, task)))
 
 
 def penalised_value_and_grad(

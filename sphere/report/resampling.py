@@ -70,7 +70,9 @@ def means(table: np.ndarray, resamples: Resamples) -> np.ndarray:
     return np.mean(found, axis=0) / runs
 
 
-def values_of(statistic: Callable[[np.ndarray], np.ndarray], table: np.ndarray, resamples: Resamples) -> np.ndarray:
+def values_of(
+    statistic: Callable[[np.ndarray], np.ndarray | np.floating], table: np.ndarray, resamples: Resamples
+) -> np.ndarray:
     """Any statistic of stacked tables [..., run, task], some resamples at a time."""
     return np.concatenate([np.atleast_1d(statistic(some)) for some in _tables(table, resamples)])
 
@@ -89,7 +91,7 @@ def quantile(values: np.ndarray, probability: np.ndarray, level: float) -> float
     make it NaN."""
     order = np.argsort(values, kind="stable")
     reached = np.cumsum(probability[order])
-    return float(values[order[min(np.searchsorted(reached, level - 1e-12), len(order) - 1)]])
+    return float(values[order[min(int(np.searchsorted(reached, level - 1e-12)), len(order) - 1)]])
 
 
 def expanded_tail(confidence: float, samples: int, freedom: float) -> float:
