@@ -8,7 +8,7 @@ Of a network with parts outside of its mixtures (`sphere.ntk.Blocks.shared`), pa
 the bounds then compare the experts with all the rest, and the sum of both is K as before.
 
 Bad input raises ValueError; inside jit, grad and vmap a zero matrix counts as entropy 0 and its bound is the
-trivial log n, and NaN or infinity in gives NaN out.
+trivial log n, and NaN or infinity in gives NaN out, in values and in gradients.
 """
 
 from collections.abc import Sequence
@@ -30,6 +30,7 @@ from sphere.spectrum import (
     mixture_effective_rank,
     spectral_entropy,
 )
+from sphere.values import moderate, nan_unless
 
 SAMPLES = "take both on the same samples"
 TOKENS = "take both of the same tokens"
@@ -116,6 +117,7 @@ def effective_rank_stability(matrix: Float[Array, "n n"], approximation: Float[A
 
     Lemma effrank-stability: Hoffman-Wielandt on the eigenvalues, then Fannes-Audenaert on their entropy.
     """
+    matrix, approximation = moderate(jnp.stack([matrix, approximation]))[0]
     trace = jnp.minimum(jnp.trace(matrix), jnp.trace(approximation))
     return _deviation(
         eigenvalues(matrix), eigenvalues(approximation), _square(matrix - approximation), trace, len(matrix)
@@ -132,6 +134,7 @@ def gate_expert_decoupling(
     paper n, `dimension`, is P, the number of parameters. Any n not below the rank of both matrices will do,
     as their spectra are zero beyond it, and the smaller the tighter: min(P, 2 N).
     """
+    gate, expert = moderate(jnp.stack([gate, expert]))[0]
     decoupled = jnp.concatenate([eigenvalues(gate), eigenvalues(expert)])
     trace = jnp.trace(gate) + jnp.trace(expert)
     return _deviation(eigenvalues(gate + expert), decoupled, 2 * jnp.vdot(gate, expert), trace, dimension)
@@ -147,6 +150,7 @@ def ignoring_gate(
     Corollary ignore-gating-bound; G_exp is G with all but the expert block set to zero. In the paper n,
     `dimension`, is P; min(P, N) will do and is tighter, as in `gate_expert_decoupling`.
     """
+    gate, expert = moderate(jnp.stack([gate, expert]))[0]
     square = _square(gate) + 2 * jnp.vdot(gate, expert)
     return _deviation(eigenvalues(gate + expert), eigenvalues(expert), square, jnp.trace(expert), dimension)
 
@@ -157,6 +161,7 @@ def block_cosine(first: Float[Array, "samples samples"], second: Float[Array, "s
 
     Its square is <K_a, K_b> / (||K_a||_F ||K_b||_F). Inside jit a zero block has cosine 0.
     """
+    first, second = moderate(first)[0], moderate(second)[0]
     scale = _root(_square(first)) * _root(_square(second))
     return _root(jnp.vdot(first, second) / jnp.where(scale == 0, 1.0, scale))
 
@@ -167,6 +172,7 @@ def cross_expert_coupling(matrix: Float[Array, "n n"], sizes: Sequence[int]) -> 
 
     Proposition effrank-cross-coupling. A_bd keeps the blocks of every expert with itself.
     """
+    matrix = moderate(matrix)[0]
     diagonal = _block_diagonal(matrix, sizes)
     return _deviation(
         eigenvalues(matrix), eigenvalues(diagonal), _square(matrix - diagonal), jnp.trace(matrix), len(matrix)
@@ -229,7 +235,8 @@ def _deviation(spectrum, approximation, square, trace, dimension):
     """Both sides of lemma effrank-stability from two spectra, ||Delta||_F^2 and the smaller trace."""
     change = jnp.abs(spectral_entropy(spectrum) - spectral_entropy(approximation))
     epsilon = dimension**0.5 * _root(square) / jnp.where(trace == 0, 1.0, trace)
-    return Inequality(change, stability_bound(jnp.where(trace == 0, jnp.inf, epsilon), dimension))
+    bound = stability_bound(jnp.where(trace == 0, jnp.inf, epsilon), dimension)
+    return Inequality(change, nan_unless(~jnp.isnan(change), bound))
 
 
 def _block_diagonal(matrix, sizes):

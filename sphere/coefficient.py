@@ -2,7 +2,7 @@
 
 There is one forward pass. Where the coefficient is known from the values, one backward pass follows. The coefficient by
 gradient norm needs both gradients, each by a pass of its own: stacking the two cotangents would be cheaper, but rounds
-the task's gradient differently, and rho = 0 would no longer be training without a penalty (`docs/log.md`).
+the task's gradient differently, and rho = 0 would no longer be training without a penalty (`docs/history.md`).
 """
 
 from collections.abc import Callable
@@ -75,12 +75,12 @@ def _added(rho: Any, weight: Array, task: Array, extra: Array) -> Array:
 def _relative(rho: Any, task: Array, penalty: Array, floor: float) -> Array:
     """rho t / sqrt(p^2 + (floor t)^2) from t^2 and p^2; 0 where both are 0."""
     bounded = penalty + floor**2 * task
-    return rho * jnp.sqrt(jnp.where(bounded > 0, task / jnp.where(bounded > 0, bounded, 1), 0))
+    return rho * jnp.sqrt(jnp.where(bounded == 0, 0, task / jnp.where(bounded == 0, 1, bounded)))
 
 
 def _felt(weight: Array, penalty: Array, task: Array) -> Array:
     """|lambda| p / t from p^2 and t^2; 0 where there is no gradient of the task to compare with."""
-    return jnp.abs(weight) * jnp.sqrt(jnp.where(task > 0, penalty / jnp.where(task > 0, task, 1), 0))
+    return jnp.abs(weight) * jnp.sqrt(jnp.where(task == 0, 0, penalty / jnp.where(task == 0, 1, task)))
 
 
 def penalised_value_and_grad(
@@ -92,11 +92,11 @@ def penalised_value_and_grad(
     """Gradient of task loss + lambda * penalty, where lambda follows `rho` in one of three ways:
 
     - `gradient-norm` (the paper's default): lambda = rho * ||grad task|| / (||grad penalty|| + 1e-8), where each norm
-      is `global_norm`, never below 1e-4: a penalty with a smaller gradient is felt less than rho says
+      is `global_norm`, never below 1e-4: a penalty with a smaller gradient is felt less than rho says.
       By `floor`, for example 1e-12, lambda = rho * t / sqrt(p^2 + (floor * t)^2) with t and p the norms as they are: it
-      does not depend on the scale of the loss. With `felt` the values say how strong the penalty was beside the task
-    - `loss-ratio`: lambda = rho * |task| / (penalty + 1e-8)
-    - `fixed`: lambda = rho
+      does not depend on the scale of the loss. With `felt` the values say how strong the penalty was beside the task.
+    - `loss-ratio`: lambda = rho * |task| / (penalty + 1e-8).
+    - `fixed`: lambda = rho.
 
     `losses(params, *args)` returns (task loss, penalty, aux); the result is called as `(params, rho, *args)` and
     returns (values, gradient). `rho` may be traced and of any sign; 0 gives the task's gradient bit for bit. A

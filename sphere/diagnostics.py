@@ -1,7 +1,8 @@
 """How plastic a network is and how its experts specialise, on one batch of states: `diagnose` and what it is made of.
 
 Formulas, sources and conventions: docs/diagnostics.md. NaN means "does not apply": pairs of experts where no state
-has two, clusters where there is one, a gate where there is none. All else is finite if parameters and states are.
+has two, clusters where there is one, a gate where there is none. All else is finite if parameters and states are, and
+features and gradients small enough for the squares that K is made of; NaN in gives NaN out.
 
 The functions below take one mixture of a trace or plain arrays, of one network and one batch; a fleet adds
 `filter_vmap`.
@@ -18,15 +19,16 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from sphere import ntk
+from sphere.geometry import NEIGHBOURS, distances, knn_jaccard, silhouette
 from sphere.nets.heads import Gaussian
 from sphere.nets.trace import Mixture, Routing, of_tokens, only_trunk
+from sphere.penalty import spread
 from sphere.spectrum import effective_rank_spsd, spectral_entropy
-from sphere.variants import feature_blocks
+from sphere.values import moderate, nan_unless
 
 Scalar = Float[Array, ""]
 
 DORMANT = 0.025  # tau of Sokar et al. (2023); the paper reports a dormant ratio without one
-NEIGHBOURS = 10  # the paper does not give k_nn
 TOKENS = 1024  # of a batch that numbers of a mixture are taken from: some need the distances of all pairs
 
 
@@ -117,10 +119,10 @@ def expert_sums(mixture: Mixture, values: Float[Array, "n slots width"]) -> Floa
 def feature_rank(mixture: Mixture) -> Scalar:
     """r_e(A_last), A = Phi^T Phi / N of the gate-weighted last features, from the smaller of A and Phi Phi^T / N."""
     n, slots, width = mixture.features.shape
+    rows, _ = moderate(mixture.weighted())
     if mixture.num_experts * width <= n:
-        phi = feature_blocks(mixture).reshape(n, -1)
+        phi = (rows if mixture.aligned else spread(rows, mixture.expert, mixture.num_experts)).reshape(n, -1)
         return effective_rank_spsd(phi.T @ phi / n)
-    rows = mixture.weighted()
     if mixture.aligned:
         return effective_rank_spsd(jnp.einsum("nsw,msw->nm", rows, rows) / n)
     tokens, owner = rows.reshape(n * slots, width), mixture.expert.reshape(-1)
@@ -135,18 +137,20 @@ def dormant_ratio(mixture: Mixture, tau: float = DORMANT) -> Scalar:
     """
     count = expert_sums(mixture, jnp.ones_like(mixture.weight)[:, :, None])  # [experts, 1]
     seen = count > 0
-    dormant = []
+    dormant, known = [], jnp.asarray(True)
     for hidden in mixture.hidden:
         size = expert_sums(mixture, jnp.abs(hidden)) / jnp.maximum(count, 1)
         score = size / (jnp.mean(size, axis=1, keepdims=True) + 1e-9)  # 1e-9: google/dopamine's ReDo
         dormant.append(seen & (score <= tau))
+        known = known & ~jnp.any(jnp.isnan(score))
     units = sum(hidden.shape[2] for hidden in mixture.hidden) * jnp.sum(seen)
-    return sum(jnp.sum(d) for d in dormant) / jnp.maximum(units, 1).astype(mixture.weight.dtype)
+    return nan_unless(known, sum(jnp.sum(d) for d in dormant) / jnp.maximum(units, 1).astype(mixture.weight.dtype))
 
 
 def feature_norm(mixture: Mixture) -> Scalar:
     """Mean over states of ||Phi_i||_2, the gate-weighted last features of all selected experts side by side."""
-    return jnp.mean(jnp.sqrt(jnp.sum(jnp.square(mixture.weighted()), axis=(1, 2))))
+    rows, factor = moderate(mixture.weighted())
+    return jnp.mean(jnp.sqrt(jnp.sum(jnp.square(rows), axis=(1, 2)))) / factor
 
 
 def gradient_norm(kernel: Float[Array, "n n"]) -> Scalar:
@@ -156,7 +160,7 @@ def gradient_norm(kernel: Float[Array, "n n"]) -> Scalar:
 
 def trace_weight_entropy(mixture: Mixture) -> Scalar:
     """H(beta) / log E,  beta_e = Tr(A_ee) / Tr(A) as in `spectrum.routed_trace_weights`, over all experts."""
-    mass = expert_sums(mixture, jnp.sum(jnp.square(mixture.weighted()), axis=2, keepdims=True))
+    mass = expert_sums(mixture, jnp.sum(jnp.square(moderate(mixture.weighted())[0]), axis=2, keepdims=True))
     return _share_of_log(spectral_entropy(mass[:, 0]), mixture.num_experts)
 
 
@@ -182,8 +186,9 @@ def pair_similarity(mixture: Mixture) -> Similarity:
 
     cos = 0 where a feature vector is zero; NaN where there is no pair. Needs [n, slots, slots] numbers.
     """
-    norm = jnp.linalg.norm(mixture.features, axis=2, keepdims=True)
-    unit = jnp.where(norm > 0, mixture.features / jnp.where(norm > 0, norm, 1), 0)
+    features, _ = moderate(mixture.features)
+    norm = jnp.linalg.norm(features, axis=2, keepdims=True)
+    unit = jnp.where(norm == 0, 0, features / jnp.where(norm == 0, 1, norm))
     cosine = jnp.einsum("nsw,ntw->nst", unit, unit)
     on = used(mixture)
     pair = on[:, :, None] & on[:, None, :] & ~jnp.eye(on.shape[1], dtype=bool)[None]
@@ -200,7 +205,7 @@ def gate_geometry(mixture: Mixture, neighbours: int = NEIGHBOURS) -> Geometry:
     if mixture.routing is None:
         return Geometry(*[jnp.full((), jnp.nan, mixture.weight.dtype)] * 2)
     routing = mixture.routing
-    distance = distances(routing.embedding)
+    distance = distances(moderate(routing.embedding)[0])
     return Geometry(
         silhouette(distance, top_expert(routing), routing.probability.shape[1]),
         knn_jaccard(distance, routing.chosen[:, routing.shared :], neighbours),
@@ -212,58 +217,19 @@ def top_expert(routing: Routing) -> Int[Array, " n"]:
     return jnp.argmax(routing.probability, axis=1)
 
 
-def distances(points: Float[Array, "n width"]) -> Float[Array, "n n"]:
-    """||g_i - g_j||, from differences: |a|^2 + |b|^2 - 2 a.b loses near neighbours to rounding."""
-    return jnp.sqrt(jnp.sum(jnp.square(points[:, None, :] - points[None, :, :]), axis=2))
-
-
-def silhouette(distance: Float[Array, "n n"], label: Int[Array, " n"], labels: int) -> Scalar:
-    """Mean of (b_i - a_i) / max(a_i, b_i): a the mean distance to the rest of one's cluster, b the smallest mean
-    distance to another. 0 for a cluster of one and where a = b = 0, as in scikit-learn; NaN if only one of the
-    `labels` occurs."""
-    member = jax.nn.one_hot(label, labels, dtype=distance.dtype)
-    size = jnp.sum(member, axis=0)
-    total = distance @ member  # [n, labels]
-    own = jnp.sum(size[None, :] * member, axis=1)
-    a = jnp.sum(total * member, axis=1) / jnp.maximum(own - 1, 1)
-    other = (member == 0) & (size > 0)[None, :]
-    b = jnp.min(jnp.where(other, total / jnp.maximum(size, 1)[None, :], jnp.inf), axis=1)
-    several = jnp.sum(size > 0) > 1
-    b = jnp.where(several, b, 0)
-    scale = jnp.maximum(a, b)
-    score = jnp.where((own > 1) & (scale > 0), (b - a) / jnp.where(scale > 0, scale, 1), 0)
-    return jnp.where(several, jnp.mean(score), jnp.nan)
-
-
-def knn_jaccard(
-    distance: Float[Array, "n n"], chosen: Bool[Array, "n experts"], neighbours: int = NEIGHBOURS
-) -> Scalar:
-    """Mean over states i and their nearest neighbours j != i of |S_i & S_j| / |S_i | S_j|; 1 for two empty sets.
-
-    All others are neighbours where there are fewer than asked for; at equal distance the earlier state comes first.
-    """
-    if neighbours < 1:
-        raise ValueError(f"neighbours={neighbours}; use 1 or more")
-    n = distance.shape[0]
-    if n == 1:
-        return jnp.full((), jnp.nan, distance.dtype)
-    member = chosen.astype(distance.dtype)
-    size, common = jnp.sum(member, axis=1), member @ member.T
-    union = size[:, None] + size[None, :] - common
-    jaccard = jnp.where(union > 0, common / jnp.maximum(union, 1), 1)
-    apart = jnp.where(jnp.eye(n, dtype=bool), jnp.inf, distance)
-    nearest = jax.lax.top_k(-apart, min(neighbours, n - 1))[1]
-    return jnp.mean(jnp.take_along_axis(jaccard, nearest, axis=1))
-
-
 # Load, from the counts c_e
 
 
 def selections(mixture: Mixture) -> Float[Array, " routed"]:
-    """c_e: how many states selected expert e. Experts that are always on (`shared`) are left out."""
+    """c_e: how many states selected expert e. Experts that are always on (`shared`) are left out.
+
+    NaN where the gate is: the largest of NaN is no choice.
+    """
     if mixture.routing is None:
         return jnp.full(1, mixture.weight.shape[0], mixture.weight.dtype)
-    return jnp.sum(mixture.routing.chosen[:, mixture.routing.shared :], axis=0).astype(mixture.weight.dtype)
+    routing = mixture.routing
+    counts = jnp.sum(routing.chosen[:, routing.shared :], axis=0).astype(mixture.weight.dtype)
+    return nan_unless(~jnp.any(jnp.isnan(routing.probability)), counts)
 
 
 def expert_load(mixture: Mixture) -> Float[Array, " routed"]:
@@ -280,7 +246,7 @@ def max_violation(counts: Float[Array, " experts"]) -> Scalar:
 
 def active_ratio(counts: Float[Array, " experts"]) -> Scalar:
     """|{e: c_e > 0}| / E."""
-    return jnp.mean(counts > 0, dtype=counts.dtype)
+    return nan_unless(~jnp.any(jnp.isnan(counts)), jnp.mean(counts > 0, dtype=counts.dtype))
 
 
 def routing_entropy(counts: Float[Array, " experts"]) -> Scalar:

@@ -7,8 +7,8 @@ The scalar output per sample is the sum of the network's outputs; the log standa
 The 1 is the bias's. An expert that was not chosen has g = 0; one that was has its gate weight in g. LayerNorm's scale
 and bias add a term of their own. One forward pass and one backward pass by the taps give all factors: sample i's
 output does not depend on sample j's taps. The sum by part (gate, expert, shared) gives the coupling terms of
-`sphere.bounds`. For other functions there is stochastic Lanczos quadrature with a standard error; each is the other's
-test.
+`sphere.bounds`. For other functions there is stochastic Lanczos quadrature with a standard error, `slq_effective_rank`
+(`sphere/slq.py`); each is the other's test.
 """
 
 import inspect
@@ -22,12 +22,15 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float, Num, PRNGKeyArray
+from jaxtyping import Float
 
 from sphere.checks import checked, finite
 from sphere.nets.moe import with_compute
 from sphere.nets.routers import ExpertChoice
 from sphere.nets.trace import Layer, expert_signals, only_trunk, output_signals, trunks_of
+from sphere.slq import Estimate as Estimate
+from sphere.slq import lanczos as lanczos
+from sphere.slq import slq_effective_rank as slq_effective_rank
 from sphere.spectrum import effective_rank_spsd
 
 
@@ -44,12 +47,6 @@ def _states(arguments: Mapping[str, Any]) -> dict[str, Array]:
     return {"x": finite("x", arguments["x"], 1 + len(shape))}
 
 
-def _inputs(name: str, value: Any) -> Array:
-    """Checked as states are and then left as they came: a function may want token ids, or half precision."""
-    finite(name, value, 2)
-    return jnp.asarray(value)
-
-
 def _tapped(arguments: Mapping[str, Any]) -> None:
     """A network says by a trace what its layers saw; a function does not."""
     net = arguments["net"]
@@ -59,20 +56,6 @@ def _tapped(arguments: Mapping[str, Any]) -> None:
                 f"net is {net!r:.60}, wanted a network of sphere.nets, called as net(x, taps); for any other function "
                 "there is sphere.ntk.slq_effective_rank(fn, params, x, key)"
             )
-
-
-def _function_of_numbers(arguments: Mapping[str, Any]) -> None:
-    fn, leaves = arguments["fn"], jax.tree.leaves(arguments["params"])
-    if not callable(fn):
-        raise TypeError(f"fn is {fn!r:.60}, wanted a function that is called as fn(params, x)")
-    for leaf in leaves:
-        if not eqx.is_array_like(leaf):
-            raise TypeError(
-                f"params holds {leaf!r:.60}, wanted nothing but arrays; keep the rest out of it by "
-                "equinox.partition(net, equinox.is_inexact_array)"
-            )
-    if not any(eqx.is_inexact_array_like(leaf) for leaf in leaves):
-        raise ValueError("params holds no real numbers, wanted some that fn can be differentiated by")
 
 
 def _groups(net: Any) -> list[int]:
@@ -203,97 +186,9 @@ def gram(net: Callable, x: Float[Array, "n *input"], batch_size: int | None = No
 
 
 def effective_rank(net: Callable, x: Float[Array, "n *input"], batch_size: int | None = None) -> Float[Array, ""]:
-    """r_e(K), spectral plasticity: in how many directions an update can move the outputs on these states."""
+    """r_e(K), spectral plasticity: in how many directions an update can move the outputs on these states.
+
+    In float32 it is 1% too small where states lie ten times as far from zero as from each other, and K has one large
+    eigenvalue: the smallest are lost in its rounding (docs/metrics.md).
+    """
     return effective_rank_spsd(gram(net, x, batch_size))
-
-
-class Estimate(NamedTuple):
-    value: Float[Array, ""]
-    standard_error: Float[Array, ""]
-
-
-def lanczos(multiply: Callable[[Array], Array], start: Float[Array, " n"], depth: int) -> Float[Array, "depth depth"]:
-    """T = Q^T K Q, tridiagonal, Q an orthonormal basis of span(v, K v, K^2 v, ...) from the unit vector v.
-
-    Each vector is made orthogonal to all before it, twice. Where the space is used up (K has fewer distinct eigenvalues
-    than `depth`) the rest of T is zero and has no part in e_1^T f(T) e_1 for f(0) = 0.
-    """
-    if depth < 1:
-        raise ValueError(f"depth={depth}: Lanczos takes at least 1 step; 32 are enough for most spectra")
-
-    def step(carry: tuple[Array, Array, Array], i: Array) -> tuple[tuple[Array, Array, Array], tuple[Array, Array]]:
-        basis, q, scale = carry
-        basis = basis.at[i].set(q)
-        w = multiply(q)
-        alpha = jnp.vdot(q, w)
-        scale = jnp.maximum(scale, jnp.linalg.norm(w))
-        for _ in range(2):
-            w = w - basis.T @ (basis @ w)
-        beta = jnp.linalg.norm(w)
-        ended = beta <= 10 * jnp.finfo(w.dtype).eps * start.size**0.5 * scale
-        beta = jnp.where(ended, 0.0, beta)
-        q = jnp.where(ended, 0.0, w / jnp.where(ended, 1.0, beta))
-        return (basis, q, scale), (alpha, beta)
-
-    empty = jnp.zeros((depth, start.size), start.dtype)
-    _, (alpha, beta) = jax.lax.scan(step, (empty, start, jnp.zeros((), start.dtype)), jnp.arange(depth))
-    return jnp.diag(alpha) + jnp.diag(beta[:-1], 1) + jnp.diag(beta[:-1], -1)
-
-
-@checked(_function_of_numbers, x=_inputs)
-def slq_effective_rank(
-    fn: Callable[[Any, Array], Array],
-    params: Any,
-    x: Num[Array, "n obs"],
-    key: PRNGKeyArray,
-    probes: int = 32,
-    depth: int = 32,
-    distribution: str = "gaussian",
-) -> Estimate:
-    """r_e(K) of any differentiable function by stochastic Lanczos quadrature, the paper's estimator.
-
-    `fn(params, x)` gives [n] or [n, d]; outputs are summed over d. K v = J (J^T v) by one reverse and one forward pass.
-    With T the mean of z^T K z and F that of z^T K log K z over probes z, log r_e = log T - F / T; the standard error
-    is that of this ratio to first order.
-    """
-    if distribution not in ("gaussian", "rademacher"):
-        raise ValueError(f"distribution {distribution!r} is not known; use gaussian or rademacher")
-    if probes < 2:
-        raise ValueError(f"probes={probes}: a standard error needs at least 2")
-    n = x.shape[0]
-    depth = min(depth, n)
-
-    def scalar(params: Any) -> Float[Array, " n"]:
-        found = fn(params, x)
-        if getattr(found, "shape", ())[:1] != (n,):
-            kind = f"shape {found.shape}" if hasattr(found, "shape") else type(found).__name__
-            raise ValueError(
-                f"fn(params, x) gives {kind}, wanted an array of shape [{n}] or [{n}, d]: a row for each state"
-            )
-        # in float32 at least: LAPACK has no half precision
-        return jnp.sum(found.reshape(n, -1).astype(jnp.promote_types(found.dtype, jnp.float32)), axis=1)
-
-    outputs, pull = jax.vjp(scalar, params)
-
-    def multiply(v: Float[Array, " n"]) -> Float[Array, " n"]:
-        return jax.jvp(scalar, (params,), pull(v))[1]
-
-    def quadrature(z: Float[Array, " n"]) -> tuple[Array, Array]:
-        """z^T K z and z^T K log K z."""
-        length = jnp.linalg.norm(z)
-        value, vector = jnp.linalg.eigh(lanczos(multiply, z / length, depth))
-        tiny = jnp.finfo(value.dtype).eps * n * jnp.max(jnp.abs(value))
-        value = jnp.where(value > tiny, value, 0.0)
-        weight = length**2 * jnp.square(vector[0])
-        log = jnp.log(jnp.where(value > 0, value, 1.0))
-        return jnp.sum(weight * value), jnp.sum(weight * value * log)
-
-    draw = jax.random.normal if distribution == "gaussian" else jax.random.rademacher
-    z = draw(key, (probes, n)).astype(outputs.dtype)
-    traces, entropies = jax.lax.map(quadrature, z, batch_size=min(probes, 8))  # eight gradients in memory at a time
-    trace, entropy = jnp.mean(traces), jnp.mean(entropies)
-    alive = trace > 0
-    safe = jnp.where(alive, trace, 1.0)
-    rank = jnp.where(alive, jnp.exp(jnp.log(safe) - entropy / safe), 0.0)
-    slope = traces / safe - (entropies - entropy * traces / safe) / safe
-    return Estimate(rank, rank * jnp.std(slope, ddof=1) / jnp.sqrt(probes))

@@ -154,15 +154,27 @@ def _tokens_fit(arguments: Mapping[str, Any]) -> None:
         )
 
 
+def _fitting(penalty: Float[Array, ""]) -> Float[Array, ""]:
+    """Of features beyond about 1e9 the penalty, their fourth power, is no number of float32, nor is its gradient."""
+    if known(penalty) and not np.isfinite(penalty):
+        raise ValueError(
+            f"the penalty is {float(penalty)}: the features are too large for the squares of their Gram matrix to fit "
+            f"into {penalty.dtype} (up to about 1e9 they do in float32); divide them by a constant, or look for a "
+            "network that diverged"
+        )
+    return penalty
+
+
 @checked(phi=filled(2))
 def sphere_penalty(phi: Float[Array, "n m"]) -> Float[Array, ""]:
     """||A - (tr(A)/m) I||_F^2 with A = phi^T phi / n, for phi [n samples, m features].
 
     For a Mixture of Experts phi holds, side by side, the features of every expert times its gate weight, zeros for an
     expert that was not chosen; for a dense network, the last hidden features. Zero features have penalty 0 (outside
-    jit they are refused: they mean a dead network).
+    jit they are refused: they mean a dead network). Features beyond about 1e9 have a penalty that float32 cannot hold:
+    outside jit they are refused, inside it is infinite or NaN, and NaN in gives NaN out.
     """
-    return anisotropy(gram(phi))
+    return _fitting(anisotropy(gram(phi)))
 
 
 @checked(
@@ -178,4 +190,4 @@ def routed_penalty(
     `features[i, j]` are the features of sample i's j-th chosen expert times its gate weight, `experts[i, j]` says which
     expert that is (0 to num_experts - 1; inside jit, where others cannot be refused, such features count for nothing).
     """
-    return anisotropy(routed_gram(features, experts, num_experts))
+    return _fitting(anisotropy(routed_gram(features, experts, num_experts)))

@@ -3,7 +3,7 @@
 Letters follow the paper: r_e effective rank, kappa condition number, A feature Gram, G gradient Gram, H
 entropy in nats. Bad input raises ValueError (see `sphere.checks`). Inside jit, grad and vmap values cannot
 raise; there a zero matrix has effective rank 0, entropy 0 and condition number inf, and NaN or infinity in
-gives NaN out.
+gives NaN out, in values and in gradients.
 """
 
 from collections.abc import Sequence
@@ -17,6 +17,7 @@ from jaxtyping import Float
 
 from sphere import checks
 from sphere.checks import checked
+from sphere.values import finite_or_zero, moderate, nan_gradient
 
 Scalar = Float[Array, ""]
 Number = float | Float[Array, ""]
@@ -57,7 +58,11 @@ def effective_rank(matrix: Float[Array, "m n"]) -> Scalar:
 
 @checked(matrix=checks.gram)
 def effective_rank_spsd(matrix: Float[Array, "n n"]) -> Scalar:
-    """r_e(M) = exp(H(p)),  p_i = lambda_i / Tr(M) over the eigenvalues of a positive semidefinite matrix."""
+    """r_e(M) = exp(H(p)),  p_i = lambda_i / Tr(M) over the eigenvalues of a positive semidefinite matrix.
+
+    Eigenvalues below n eps of the largest count as zero: too small a rank where one has nearly all of the trace and
+    the others are below rounding (in float32, n = 256: 3e-5 of it).
+    """
     return _rank(eigenvalues(matrix))
 
 
@@ -80,9 +85,9 @@ def mixture_effective_rank(masses: Float[Array, " blocks"], ranks: Float[Array, 
     """
     alpha = _normalised(masses)
     bare = (alpha > 0) & (ranks <= 0)
-    logarithms = jnp.log(jnp.where((alpha == 0) | bare, 1.0, ranks))
+    logarithms = jnp.log(jnp.where(((alpha == 0) | bare) & ~jnp.isnan(ranks), 1.0, ranks))
     value = jnp.exp(_entropy(alpha) + jnp.sum(alpha * logarithms))
-    return jnp.where(jnp.any(bare) | jnp.all(alpha == 0), 0.0, value)
+    return jnp.where((jnp.any(bare) | jnp.all(alpha == 0)) & ~jnp.isnan(value), 0.0, value)
 
 
 @checked(blocks=checks.matrices)
@@ -186,6 +191,7 @@ def routed_trace_weights(
     gates: Float[Array, "samples experts"], features: Float[Array, "samples experts width"]
 ) -> Float[Array, " experts"]:
     """beta_e = Tr(A_ee) / Tr(A),  N Tr(A_ee) = sum_i h_ie^2 ||a_e(x_i)||^2, without the Gram matrix."""
+    gates, features = moderate(gates)[0], moderate(features)[0]
     mass = jnp.sum(gates**2 * jnp.sum(features**2, axis=2), axis=0)
     checks.nonzero("the product of gates and features", mass)
     return _normalised(mass)
@@ -234,16 +240,16 @@ def selection_matrix(left_sizes: Sizes, right_sizes: Sizes) -> Float[Array, "mn 
 @partial(jax.jit, static_argnums=0)
 def _solve(solver, matrix):
     """The spectrum as the solver gives it, and with zero for what rounding cannot tell from zero."""
-    finite = jnp.all(jnp.isfinite(matrix))
     # eigvalsh of a matrix with one NaN can return finite numbers, so it is not shown any.
-    values = solver(jnp.where(finite, matrix, 0.0))
+    values = solver(finite_or_zero(matrix))
     zero = max(matrix.shape) * jnp.finfo(matrix.dtype).eps * jnp.max(values)
-    return values, jnp.where(finite, jnp.where(values <= zero, 0.0, values), jnp.nan)
+    return values, jnp.where(jnp.all(jnp.isfinite(matrix)), jnp.where(values <= zero, 0.0, values), jnp.nan)
 
 
 @jax.jit
 def _normalised(weights):
     """weights / sum(weights), zeros for zeros. Negative weights count as zero, infinite ones give NaN."""
+    weights = nan_gradient(weights)
     weights = jnp.where(jnp.isfinite(weights), jnp.where(weights < 0, 0.0, weights), jnp.nan)
     # The largest goes first, lest the sum overflow, and by its root twice: XLA multiplies by the reciprocal,
     # which at the end of the range is flushed to zero.

@@ -23,6 +23,7 @@ from sphere.penalty import (
     scale_free,
     spread,
 )
+from sphere.values import moderate, nan_unless
 
 Variant = Literal[
     "last",
@@ -72,9 +73,12 @@ class PenaltyConfig:
         return {"feature+gradient": (1.0, 1.0), "layer-entropy": (1.0, self.entropy_weight)}.get(self.variant)
 
 
-def layer_gram(mixture: Mixture, layer: int = -1) -> Gram:
-    """Of A_l, the Gram of the gate-weighted features after one hidden layer, by the cheapest route."""
+def layer_gram(mixture: Mixture, layer: int = -1, any_scale: bool = False) -> Gram:
+    """Of A_l, the Gram of the gate-weighted features after one hidden layer, by the cheapest route. With `any_scale`,
+    very large features are first brought down: for what does not depend on scale."""
     weighted = mixture.weighted(layer)
+    if any_scale:
+        weighted = moderate(weighted)[0]
     if mixture.aligned:
         found = gram(weighted.reshape(weighted.shape[0], -1))
     else:
@@ -113,10 +117,11 @@ def joint_layers(mixture: Mixture) -> Float[Array, ""]:
 
 
 def gate_only(mixture: Mixture) -> Float[Array, ""]:
-    """SPHERE on the gate's weights [N, E] instead of the features."""
+    """SPHERE on the weights of the routed experts [N, E] instead of the features. Experts that are always on (DS-MoE's
+    shared ones) are left out: their weights are ones, whatever the gate does."""
     if mixture.routing is None:
         raise ValueError("penalty variant 'gate' needs a gate, and a dense network has none; use a mixture")
-    return anisotropy(gram(mixture.routing.gate))
+    return anisotropy(gram(mixture.routing.gate[:, mixture.routing.shared :]))
 
 
 def layer_entropy(net: Callable, x: Float[Array, "n *input"], trace: Trace, mixture: int = -1) -> Float[Array, ""]:
@@ -129,10 +134,11 @@ def layer_entropy(net: Callable, x: Float[Array, "n *input"], trace: Trace, mixt
             size = jnp.sum(jnp.square(layer.input), axis=-1) + layer.bias
             place = (layer.part, layer.mixture)
             shares.append((place, jnp.sum(size * jnp.sum(jnp.square(signal), axis=-1))))
-    total = sum(share for _, share in shares)
+    total = jnp.asarray(sum(share for _, share in shares))
     wanted = ("expert", mixture % len(trace.mixtures))
+    total = jnp.where(total == 0, 1.0, total)
     alpha = jnp.stack([share / total for place, share in shares if place == wanted])
-    return -jnp.sum(jnp.where(alpha > 0, alpha * jnp.log(jnp.where(alpha > 0, alpha, 1.0)), 0.0))
+    return -jnp.sum(jnp.where(alpha == 0, 0.0, alpha * jnp.log(jnp.where(alpha == 0, 1.0, alpha))))
 
 
 class Place(NamedTuple):
@@ -153,7 +159,9 @@ class Place(NamedTuple):
 
     @property
     def gradients(self) -> Gram:
-        return gradient_gram(self.net, self.x, self.number)
+        """NaN where a feature is: the slope of a ReLU there is 0, and the signals would not show it."""
+        found, known = gradient_gram(self.net, self.x, self.number), ~jnp.any(jnp.isnan(self.mixture.features))
+        return Gram(nan_unless(known, found.trace), nan_unless(known, found.square), found.size)
 
     @property
     def unweighted(self) -> Gram:
@@ -172,7 +180,7 @@ def khatri_rao(p: Place) -> Float[Array, ""]:
 
 VARIANTS: dict[str, Callable[[PenaltyConfig, Place], Array | tuple[Array, ...]]] = {
     "last": lambda c, p: anisotropy(p.features),
-    "scale-free": lambda c, p: scale_free(p.features),
+    "scale-free": lambda c, p: scale_free(layer_gram(p.mixture, any_scale=True)),
     "fixed-scale": lambda c, p: fixed_scale(p.features, c.target_scale),
     "all-layers": lambda c, p: all_layers(p.mixture),
     "joint-layers": lambda c, p: joint_layers(p.mixture),

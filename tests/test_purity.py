@@ -14,10 +14,13 @@ LAYERS = (
     ("sphere",),  # the public names, imported when they are used
     ("checks", "errors"),
     ("registry",),
+    ("values",),
     ("spectrum",),
     ("bounds",),
+    ("geometry",),
     ("nets",),
     ("penalty", "coefficient"),
+    ("slq",),
     ("variants", "ntk"),
     ("diagnostics",),
     ("methods",),
@@ -38,8 +41,8 @@ LAYERS = (
 """A module imports what stands in an earlier layer, or others of its own package."""
 
 PURE = (
-    *("checks", "errors", "spectrum", "bounds", "nets", "penalty", "coefficient", "variants", "ntk"),
-    *("diagnostics", "methods", "algos"),
+    *("checks", "errors", "values", "spectrum", "bounds", "geometry", "nets", "penalty", "coefficient", "variants"),
+    *("slq", "ntk", "diagnostics", "methods", "algos"),
 )
 GENERAL = ("training", "storage", "launch", "report")
 PARTICULAR = re.compile(

@@ -185,7 +185,7 @@ def test_intervals_of_the_probability_of_improvement_hold_it(independent):
 
 def test_hundreds_of_runs_are_compared_in_little_memory():
     many = made(np.random.default_rng(7).uniform(size=(400, 10)))
-    found = improvement(many, many, independent_tasks=True)
+    found = improvement(many, many, independent_tasks=True, resamples=2000)
     assert found.value == 0.5
     assert 0.48 < found.low < 0.5 < found.high < 0.52
 

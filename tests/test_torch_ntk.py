@@ -158,7 +158,7 @@ def test_slq_equals_jax_on_the_same_probes(x64):
     def function(params, x):
         return jax.tree.unflatten(rest, params)(x)[0]
 
-    want = ntk.slq_effective_rank(function, trained, jnp.asarray(x), key, probes=6, depth=10)
+    want = ntk.slq_effective_rank(function, trained, jnp.asarray(x), key, probes=6, depth=10, distribution="gaussian")
     z = torch.tensor(np.array(jax.random.normal(key, (6, 16))))
     outputs = torch_ntk._outputs(twin, torch.tensor(x), None)
     got = torch_ntk.slq(torch_ntk._multiplier(outputs, list(twin.parameters())), z, 10)

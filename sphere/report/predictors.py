@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import rankdata
+from scipy.stats import rankdata, t
 
 from sphere.report.comparison import Comparison, metrics
 from sphere.report.labels import SECOND
@@ -23,7 +23,7 @@ LEAST = 3
 """Runs of a method: two are always in order or in reverse."""
 RESAMPLES = 9999
 BLOCK = 25
-BLOCK_RESAMPLES = 2000
+BLOCK_RESAMPLES = 20_000
 
 
 @dataclass(frozen=True)
@@ -213,9 +213,10 @@ class Prediction:
     coefficient: float
     low: float
     high: float
-    """95% percentile interval of the bootstrap."""
+    """95% interval: the coefficient and `_reach` deviations of the resamples to both sides."""
     not_positive: float
-    """Share of resamples whose coefficient is not above zero: the paper's p(beta <= 0)."""
+    """Share of resamples whose coefficient is not above zero: the paper's p(beta <= 0). As sure of itself as the plain
+    percentile interval, which holds the truth in 82 to 85 of 100 series of four blocks and not in 95."""
     evaluations: int
 
 
@@ -231,20 +232,42 @@ def predict_one_step(
     if len(rows) < 4 * block or np.any(np.ptp(rows, axis=0) == 0):
         return None
     rows = (rows - rows.mean(axis=0)) / rows.std(axis=0)
-    drawn = moving_blocks(len(rows), block, resamples, np.random.default_rng(seed))
-    values = np.array([_coefficient(rows[chosen]) for chosen in drawn])
-    low, high = np.percentile(values, [2.5, 97.5])
-    return Prediction(_coefficient(rows), float(low), float(high), float(np.mean(values <= 0)), len(rows))
+    starts = block_starts(len(rows), block, resamples, np.random.default_rng(seed))
+    values = _coefficients(_sums(rows, starts, block))
+    coefficient = float(_coefficients(_products(rows).sum(axis=0)[None])[0])
+    far = _reach(len(rows) / block) * float(values.std(ddof=1))
+    return Prediction(coefficient, coefficient - far, coefficient + far, float(np.mean(values <= 0)), len(rows))
 
 
-def _coefficient(rows: np.ndarray) -> float:
-    design = np.column_stack([np.ones(len(rows)), rows[:, 1:]])
-    return float(np.linalg.lstsq(design, rows[:, 0], rcond=None)[0][-1])
+def _reach(blocks: float, confidence: float = 0.95) -> float:
+    """In deviations of the resamples, which vary too little by (k - 1) / k as those of k samples do. The deviation is
+    itself an estimate, so t and not normal: overlapping blocks know it two thirds as badly as k separate ones
+    (Kuensch 1989), so with 1.5 k degrees of freedom. docs/metrics.md has how often it holds the truth."""
+    return float(t.ppf((1 + confidence) / 2, 1.5 * blocks) * np.sqrt(blocks / (blocks - 1)))
 
 
-def moving_blocks(length: int, block: int, resamples: int, rng: np.random.Generator) -> np.ndarray:
-    """Indices [resample, length]: blocks of neighbours, drawn with replacement from all that fit, one after another."""
+def _products(rows: np.ndarray) -> np.ndarray:
+    """Of the regression's columns with each other, [row, 5, 5]: 1, those that explain, and last the explained one."""
+    columns = np.column_stack([np.ones(len(rows)), rows[:, 1:], rows[:, 0]])
+    return columns[:, :, None] * columns[:, None, :]
+
+
+def _sums(rows: np.ndarray, starts: np.ndarray, block: int) -> np.ndarray:
+    """The products summed over each resample, [resample, 5, 5], from running sums; the last block is cut at the end."""
+    running = np.concatenate([np.zeros((1, 5, 5)), np.cumsum(_products(rows), axis=0)])
+    ends = starts + block
+    ends[:, -1] -= starts.shape[1] * block - len(rows)
+    return np.sum(running[ends] - running[starts], axis=1)
+
+
+def _coefficients(sums: np.ndarray) -> np.ndarray:
+    """The last coefficient of least squares, the shortest solution where there are several."""
+    return (np.linalg.pinv(sums[:, :4, :4], rcond=1e-12, hermitian=True) @ sums[:, :4, 4:])[:, 3, 0]
+
+
+def block_starts(length: int, block: int, resamples: int, rng: np.random.Generator) -> np.ndarray:
+    """[resample, block]: of blocks of neighbours, drawn with replacement from all that fit, as many as cover the
+    length."""
     if not 1 <= block <= length:
         raise ValueError(f"a block of {block} does not fit in a series of {length}; use 1 to {length}")
-    starts = rng.integers(length - block + 1, size=(resamples, -(-length // block)))
-    return (starts[:, :, None] + np.arange(block)).reshape(resamples, -1)[:, :length]
+    return rng.integers(length - block + 1, size=(resamples, -(-length // block)))

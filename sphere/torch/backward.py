@@ -112,7 +112,7 @@ def combine(
     lambdas, felt = [], []
     for rho, gradients, length in zip(rhos, added, sizes, strict=True):
         lambdas.append(strengths.strength(size, length, rho, floor))
-        felt.append(abs(lambdas[-1]) * length / size if size > 0 else (float("inf") if length > 0 else 0.0))
+        felt.append(abs(lambdas[-1]) * length / size if size != 0 else (float("inf") if length > 0 else 0.0))
         strengths.warn_if_far(rho, felt[-1], size, length, floor)
         if rho:
             add(weights, gradients, lambdas[-1])

@@ -23,7 +23,7 @@ def strength(task: float, penalty: float, rho: float, floor: float | None) -> fl
     if floor is None:
         return rho * math.hypot(task, FLOOR) / (math.hypot(penalty, FLOOR) + 1e-8)
     bounded = math.hypot(penalty, floor * task)
-    return rho * task / bounded if bounded > 0 else 0.0
+    return rho * task / bounded if bounded != 0 else 0.0
 
 
 def length(tensors: Sequence[Tensor | None]) -> Tensor:

@@ -4,6 +4,7 @@ Row i of J is the gradient of f(x_i), the sum of the module's outputs for sample
 serves all of it, so that a module with dropout or a random router is seen in one state.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -21,6 +22,12 @@ class Estimate(NamedTuple):
     standard_error: float  # 0 where the value is exact
     method: str  # "exact" or "slq"
 
+    @property
+    def interval(self) -> tuple[float, float]:
+        """About 95%: two standard errors to both sides of log r_e, and nothing below 1, where no rank is."""
+        far = math.exp(2 * self.standard_error / self.value) if self.value else 1.0
+        return max(self.value / far, min(self.value, 1.0)), self.value * far
+
 
 def ntk_effective_rank(
     module: nn.Module,
@@ -29,7 +36,7 @@ def ntk_effective_rank(
     *,
     params: Iterable[Tensor] | None = None,
     forward: Callable[[nn.Module, Any], Tensor] | None = None,
-    probes: int = 32,
+    probes: int = 64,
     depth: int = 32,
     seed: int = 0,
 ) -> Estimate:
@@ -50,7 +57,7 @@ def ntk_effective_rank(
         if method == "exact":
             return Estimate(float(effective_rank_spsd(_gram(outputs, weights))), 0.0, "exact")
         generator = torch.Generator().manual_seed(seed)
-        z = torch.randn(probes, outputs.numel(), generator=generator, dtype=torch.float64)
+        z = 2.0 * torch.randint(2, (probes, outputs.numel()), generator=generator) - 1  # Rademacher
         return slq(_multiplier(outputs, weights), z.to(outputs), depth)
 
 
@@ -69,15 +76,16 @@ def ntk_gram(
 
 def slq(multiply: Callable[[Tensor], Tensor], z: Tensor, depth: int) -> Estimate:
     """r_e of the matrix behind `multiply` from probes z [probes, n]. With T the mean of z^T K z and F that of
-    z^T K log K z, log r_e = log T - F / T; the standard error is that of this ratio to first order."""
+    z^T K log K z, log r_e = log T - F / T, kept between 1 and n; the standard error is that of this ratio to first
+    order. With few probes the estimate is too high on average and its error bar too short (docs/metrics.md)."""
     if len(z) < 2:
         raise ValueError(f"probes={len(z)}: a standard error needs at least 2")
     found = torch.stack([_quadrature(multiply, row, min(depth, z.shape[1])) for row in z]).double()
     traces, entropies = found.T
     trace, entropy = traces.mean(), entropies.mean()
-    if float(trace) <= 0:
+    if float(trace) == 0:
         return Estimate(0.0, 0.0, "slq")
-    rank = float((trace.log() - entropy / trace).exp())
+    rank = min(max(float((trace.log() - entropy / trace).exp()), 1.0), float(z.shape[1]))
     slope = traces / trace - (entropies - entropy * traces / trace) / trace
     return Estimate(rank, rank * float(slope.std()) / len(z) ** 0.5, "slq")
 
@@ -135,38 +143,48 @@ def _multiplier(outputs: Tensor, weights: list[Tensor]) -> Callable[[Tensor], Te
         raise ValueError("the module's output does not depend on any of its parameters; pass params that it depends on")
 
     def multiply(v: Tensor) -> Tensor:
-        pulled = torch.autograd.grad(outputs, used, v, retain_graph=True)
-        return torch.autograd.grad(back, w, pulled, retain_graph=True)[0]
+        pulled = torch.autograd.grad(outputs, used, v.to(outputs.dtype), retain_graph=True)
+        # divided before J is applied and multiplied after, in float64: of small outputs K is out of float32's range
+        size = max(float(g.abs().max()) for g in pulled if g.numel()) or 1.0
+        found = torch.autograd.grad(back, w, [g / size for g in pulled], retain_graph=True)[0]
+        return found.double() * size
 
     return multiply
 
 
 def _quadrature(multiply: Callable[[Tensor], Tensor], z: Tensor, depth: int) -> Tensor:
-    """z^T K z and z^T K log K z."""
-    length = z.norm()
-    value, vector = torch.linalg.eigh(lanczos(multiply, z / length, depth))
-    tiny = torch.finfo(value.dtype).eps * len(z) * value.abs().max()
-    value = torch.where(value > tiny, value, 0)
+    """z^T K z and z^T K log K z; NaN if one product with K is."""
+    length = z.double().norm()
+    tridiagonal = lanczos(multiply, z / length.to(z.dtype), depth)
+    if not bool(torch.isfinite(tridiagonal).all()):
+        return torch.full((2,), math.nan, dtype=torch.float64)
+    value, vector = torch.linalg.eigh(tridiagonal)
+    tiny = torch.finfo(z.dtype).eps * len(z) * value.abs().max()
+    value = torch.where(value <= tiny, 0, value)
     weight = length**2 * vector[0].square()
-    return torch.stack([(weight * value).sum(), (weight * value * torch.where(value > 0, value, 1).log()).sum()])
+    logarithm = torch.where(value == 0, 1, value).log()
+    return torch.stack([length**2 * tridiagonal[0, 0], (weight * value * logarithm).sum()]).cpu()
 
 
 def lanczos(multiply: Callable[[Tensor], Tensor], start: Tensor, depth: int) -> Tensor:
     """T = Q^T K Q, tridiagonal, Q an orthonormal basis of span(v, K v, ...) from the unit vector v. Each vector is made
-    orthogonal to all before it, twice; where the space is used up the rest of T is zero."""
+    orthogonal to all before it, twice; where the space is used up the rest of T is zero. In float64: of the products
+    only as many digits count as the type of v has."""
     if depth < 1:
         raise ValueError(f"depth={depth}: Lanczos takes at least 1 step; 32 are enough for most spectra")
-    tridiagonal = start.new_zeros(depth, depth)
-    basis, q, scale = start.new_zeros(depth, len(start)), start, 0.0
+    used_up = 10 * torch.finfo(start.dtype).eps * len(start) ** 0.5
+    q = start.double() / start.double().norm()
+    tridiagonal = q.new_zeros(depth, depth)
+    basis, scale = q.new_zeros(depth, len(q)), 0.0
     for i in range(depth):
         basis[i] = q
-        w = multiply(q).detach()
+        w = multiply(q).detach().double()
         tridiagonal[i, i] = q @ w
         scale = max(scale, float(w.norm()))
         for _ in range(2):
             w = w - basis.T @ (basis @ w)
         beta = w.norm()
-        if i + 1 == depth or float(beta) <= 10 * torch.finfo(w.dtype).eps * len(start) ** 0.5 * scale:
+        if i + 1 == depth or float(beta) <= used_up * scale:
             break
         tridiagonal[i, i + 1] = tridiagonal[i + 1, i] = beta
         q = w / beta

@@ -52,7 +52,7 @@ def gram(phi: Tensor) -> Gram:
     """Of A = phi^T phi / n for phi [n, m], by the smaller of the feature Gram [m, m] and the sample Gram [n, n]."""
     phi = checks.real("phi", phi, 2, "[samples, features]")
     with torch.autocast(phi.device.type, enabled=False):
-        return _dense(phi)
+        return _fitting("phi", _dense(phi))
 
 
 def routed_gram(features: Tensor, experts: Tensor, num_experts: int, samples: int | None = None) -> Gram:
@@ -73,11 +73,11 @@ def routed_gram(features: Tensor, experts: Tensor, num_experts: int, samples: in
     tokens = (n * k) ** 2
     with torch.autocast(features.device.type, enabled=False):
         if size <= n and n * size * size < tokens * width:
-            return _dense(spread(features, experts, num_experts))
+            return _fitting("features", _dense(spread(features, experts, num_experts)))
         same = experts[:, :, None] == experts[:, None, :]
         trace = torch.where(same, features @ features.mT, 0).sum() / n
         square = _small(features, experts) if tokens <= SMALL else routed_square(features, experts, num_experts)
-        return Gram(trace, square / n**2, size)
+        return _fitting("features", Gram(trace, square / n**2, size))
 
 
 def spread(features: Tensor, experts: Tensor, num_experts: int) -> Tensor:
@@ -91,7 +91,8 @@ def sphere_penalty(phi: Tensor) -> Tensor:
     """||A - (tr(A)/m) I||_F^2 with A = phi^T phi / n, for phi [n samples, m features].
 
     For a Mixture of Experts phi holds, side by side, the features of every expert times its gate weight, zeros for an
-    expert that was not chosen; for a dense network, the last hidden features. Zero features have penalty 0.
+    expert that was not chosen; for a dense network, the last hidden features. Zero features have penalty 0. Features
+    beyond about 1e9, whose penalty float32 cannot hold, are refused (not inside `torch.compile`: there it is NaN).
     """
     return anisotropy(gram(phi))
 
@@ -103,6 +104,18 @@ def routed_penalty(features: Tensor, experts: Tensor, num_experts: int, samples:
     expert that is. `samples`: use that many rows, drawn at random.
     """
     return anisotropy(routed_gram(features, experts, num_experts, samples))
+
+
+def _fitting(name: str, gram: Gram) -> Gram:
+    """Of features beyond about 1e9 the squares of A, their fourth powers, are no numbers of float32."""
+    if not torch.compiler.is_compiling():
+        largest = torch.maximum(gram.square.detach(), gram.trace.detach() ** 2)
+        if not bool(torch.isfinite(largest)):
+            raise ValueError(
+                f"{name} is too large: the squares of its Gram matrix do not fit into {gram.square.dtype} (up to about "
+                "1e9 they do in float32); divide it by a constant, or look for a network that diverged"
+            )
+    return gram
 
 
 def _dense(phi: Tensor) -> Gram:

@@ -57,14 +57,23 @@ def routing_health(features: Tensor | None, experts: Tensor, num_experts: int, s
 
 def _of_features(features: Tensor, experts: Tensor, num_experts: int, samples: int) -> tuple[float, ...]:
     with torch.autocast(features.device.type, enabled=False):
+        factor = _power_of_two(features)
+        features = features * factor
         mass = features.square().sum(dim=2)
         by_expert = mass.new_zeros(num_experts).index_add(0, experts.reshape(-1), mass.reshape(-1))
         return (
             feature_rank(features, experts, num_experts, samples),
-            float(mass.sum(dim=1).sqrt().mean()),
+            float(mass.sum(dim=1).sqrt().mean()) / factor,
             *_similarity(features),
             _share_of_log(spectral_entropy(by_expert), num_experts),
         )
+
+
+def _power_of_two(features: Tensor) -> float:
+    """1 up to entries of 1.7e7, else what brings the largest to about 1: squares of features of 1e18, summed, overflow.
+    Exact, as in `sphere.values.moderate`."""
+    exponent = math.frexp(float(features.abs().max()))[1]
+    return 2.0**-exponent if exponent > 24 else 1.0
 
 
 def feature_rank(features: Tensor, experts: Tensor, num_experts: int, samples: int) -> float:
@@ -90,7 +99,7 @@ def _similarity(features: Tensor) -> tuple[float, float]:
     if k < 2:
         return math.nan, math.nan
     length = features.norm(dim=2, keepdim=True)
-    unit = torch.where(length > 0, features / torch.where(length > 0, length, 1), 0)
+    unit = torch.where(length == 0, 0, features / torch.where(length == 0, 1, length))
     cosine = (unit @ unit.mT)[:, ~torch.eye(k, dtype=torch.bool, device=features.device)]
     return float(cosine.mean()), float((1 - cosine.abs()).mean())
 

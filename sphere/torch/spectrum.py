@@ -13,7 +13,7 @@ def spectral_entropy(spectrum: Tensor) -> Tensor:
         return spectrum.sum() * 0
     p = spectrum.clamp(min=0) / top  # first, lest the sum overflow
     p = p / p.sum()
-    return -(p * torch.where(p > 0, p, 1).log()).sum()
+    return -(p * torch.where(p == 0, 1, p).log()).sum()
 
 
 def effective_rank(matrix: Tensor) -> Tensor:

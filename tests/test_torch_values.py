@@ -1,0 +1,87 @@
+"""The PyTorch front at the ends of the range: NaN, features of 1e18, outputs of 1e-10."""
+
+import math
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import sphere.torch as st
+from sphere.torch import coefficient, spectrum
+from sphere.torch import ntk as torch_ntk
+
+
+@pytest.mark.parametrize("scale", [1e15, 1e18, 3e37])
+def test_features_whose_penalty_does_not_fit_are_refused(scale):
+    phi = scale * torch.tensor(np.random.default_rng(0).normal(size=(8, 4)), dtype=torch.float32)
+    chosen = torch.zeros(8, 1, dtype=torch.int64)
+    for call in (lambda: st.sphere_penalty(phi), lambda: st.gram(phi)):
+        with pytest.raises(ValueError, match=r"phi is too large: .* \(up to about 1e9 they do in float32\); divide it"):
+            call()
+    for call in (lambda: st.routed_penalty(phi[:, None], chosen, 3), lambda: st.routed_gram(phi[:, None], chosen, 3)):
+        with pytest.raises(ValueError, match="features is too large"):
+            call()
+    assert torch.isfinite(st.sphere_penalty(phi.double()))  # 1e150 is a number of float64
+
+
+@pytest.mark.parametrize("scale", [1e18, 1e30])
+def test_routing_health_of_features_of_1e18_is_that_of_ordinary_ones(scale):
+    rng = np.random.default_rng(1)
+    features = torch.tensor(rng.normal(size=(20, 2, 40)), dtype=torch.float32)
+    chosen = torch.tensor(np.stack([rng.permutation(4)[:2] for _ in range(20)]))
+    ordinary, large = (st.routing_health(size * features, chosen, 4).numbers() for size in (1.0, scale))
+    for name, value in ordinary.items():
+        want = value * scale if name == "feature_norm" else value
+        assert large[name] == pytest.approx(want, rel=1e-5), name
+
+
+def linear(scale, n=12):
+    module = torch.nn.Linear(3, 1)
+    x = torch.tensor(np.random.default_rng(2).normal(size=(n, 3)), dtype=torch.float32)
+    return st.ntk_effective_rank(module, x, "slq", probes=8, forward=lambda m, x: scale * m(x))
+
+
+@pytest.mark.parametrize("scale", [1e-25, 1e-10, 1e10, 1e18])
+def test_slq_does_not_depend_on_the_scale_of_the_outputs(scale):
+    want, found = linear(1.0), linear(scale)
+    assert found.value == pytest.approx(want.value, rel=1e-4)
+    assert found.standard_error == pytest.approx(want.standard_error, rel=1e-3)
+
+
+def test_slq_of_gradients_that_are_nan_is_nan():
+    """The outputs are finite: the slope of a square root at zero is not."""
+    module = torch.nn.Linear(3, 1, bias=False)
+    with torch.no_grad():
+        module.weight.zero_()
+    x = torch.ones(5, 3)
+    found = st.ntk_effective_rank(module, x, "slq", forward=lambda m, x: m(x).abs().sqrt() * 1.0)
+    assert math.isnan(found.value)
+    assert all(math.isnan(end) for end in found.interval)
+    nothing = torch_ntk.slq(lambda v: 0 * v, torch.ones(4, 6), 3)
+    assert nothing == torch_ntk.Estimate(0.0, 0.0, "slq")
+    assert nothing.interval == (0, 0)
+
+
+def test_no_estimate_and_no_interval_is_below_one():
+    direction = torch.tensor(np.random.default_rng(3).normal(size=12)).float()
+    kernel = (torch.outer(direction, direction) + 0.02 * torch.eye(12)).double()
+    for seed in range(20):
+        z = torch.randn(4, 12, generator=torch.Generator().manual_seed(seed))
+        found = torch_ntk.slq(lambda v: kernel @ v, z, 12)
+        assert 1 <= found.interval[0] <= found.value <= found.interval[1]
+        assert found.value <= 12
+
+
+def test_a_length_that_is_nan_has_a_coefficient_that_is_nan():
+    for task, penalty in ((math.nan, 1.0), (1.0, math.nan)):
+        for floor in (None, 1e-12):
+            assert math.isnan(coefficient.strength(task, penalty, 0.1, floor))
+    assert coefficient.strength(0.0, 0.0, 0.1, 1e-12) == 0
+
+
+def test_an_entropy_of_nan_is_nan_with_its_gradient():
+    values = torch.tensor([1.0, math.nan], requires_grad=True)
+    entropy = spectrum.spectral_entropy(values)
+    assert torch.isnan(entropy)
+    assert torch.isnan(torch.autograd.grad(entropy, values)[0]).any()
