@@ -20,6 +20,8 @@ LOSS_RATIO = "SPHERE (coefficient loss-ratio, variant last, rho 0.1)"
 WEAK = "SPHERE (coefficient gradient-norm, variant last, rho 0.01)"
 
 KEPT = {
+    "cifar100-mlp": {("SPHERE", 12500): 5, ("Top-K MoE", 12500): 5},
+    "cifar100-mlp-controls": {("SPHERE", 12500): 1, ("Top-K MoE", 12500): 2},
     "humanoidbench-diverged": {("SPHERE", 3000320): 2},
     "humanoidbench-rl": {("SPHERE", 3000320): 2},
     "humanoidbench-stand-released": {("SPHERE", 10000384): 1, ("Top-K MoE", 10000384): 1},
