@@ -59,7 +59,7 @@ def table(config: FleetConfig, series: Series) -> str:
 TITLE = "SPHERE demo: one agent per seed learns two MetaWorld tasks, one after the other"
 CAUTION = (
     "Bold: mean of two seeds; thin: single seeds. Small networks, {steps:,} steps per task: this shows that agents "
-    "learn.\nIt does not show which method is better: that takes more seeds, tasks and steps (docs/results.md)."
+    "learn.\nIt does not show which method is better: that takes more seeds, tasks and steps (docs/results/index.md)."
 )
 PANELS = {
     "evaluation/success_at_end": ("success on the task in training (higher is better)", "share of episodes"),
