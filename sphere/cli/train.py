@@ -180,10 +180,11 @@ def _asked(rest: list[str], plugins: list[str], method: str | None, methods: lis
     start = with_method(start, method) if method else start
     start = dataclasses.replace(start, plugins=(*start.plugins, *plugins))
     chosen = [one.name for one in start.learner.methods]
-    if len(methods) > 1 and not any(one.strength == "rho" for one in start.learner.methods):
-        _, rest = _take_all(rest, "--rho")  # is for the fleets of SPHERE
-    elif len(methods) > 1 and "none" in methods:  # which is what a rho of 0 would train once more
-        start = dataclasses.replace(start, rho=tuple(rho for rho in start.rho if rho))
+    if len(methods) > 1:
+        if not any(one.strength == "rho" for one in start.learner.methods):
+            _, rest = _take_all(rest, "--rho")  # is for the fleets of SPHERE
+        elif "none" in methods:  # which is what a rho of 0 would train once more
+            start = dataclasses.replace(start, rho=tuple(rho for rho in start.rho if rho))
     elsewhere = [ALIASES.get(part, part) for one in methods for part in one.split("+")]
     words = _check_method_options(_full_tasks(rest, start.suite), chosen, elsewhere)
     config, output = _parse(start, words, f"sphere train --preset {name or 'NAME'}")

@@ -13,8 +13,8 @@ PAIR = {"Fine-tune": "none", "SPHERE": "sphere"}
 """The paper's rows, and the method of each."""
 NOTE = (
     "Accuracy on a task's test examples right after its training, mean over tasks; mean and deviation over runs. The "
-    "score is by argmax over {score}, as in the paper. Within task and of all are the same outputs by argmax over "
-    "the task's classes and over all of them."
+    'score is by argmax over {score}, as in the paper. The columns "within task" and "of all" are the same '
+    "outputs by argmax over the task's classes and over all of them."
 )
 
 
