@@ -21,6 +21,7 @@ from jaxtyping import Float
 
 from sphere import checks
 from sphere.checks import checked
+from sphere.solvers import svdvals
 from sphere.spectrum import (
     Number,
     Scalar,
@@ -184,7 +185,7 @@ def coupled_condition_number(matrix: Float[Array, "n n"], sizes: Sequence[int]) 
     """kappa(A) <= (lambda_max(A_bd) + ||A - A_bd||_2) / (lambda_min(A_bd) - ||A - A_bd||_2);  inf where the
     denominator is not positive (proposition kappa-cross-coupling, Weyl)."""
     diagonal = _block_diagonal(matrix, sizes)
-    norm = jnp.linalg.norm(matrix - diagonal, 2)
+    norm = svdvals(matrix - diagonal)[0]
     spectrum = eigenvalues(diagonal)
     smallest = jnp.min(spectrum) - norm
     bound = (jnp.max(spectrum) + norm) / jnp.where(smallest <= 0, 1.0, smallest)

@@ -14,6 +14,7 @@ from jax import Array
 from jaxtyping import Float, Num, PRNGKeyArray
 
 from sphere.checks import checked, finite
+from sphere.solvers import eigh
 from sphere.values import finite_or_zero, nan_unless
 
 
@@ -91,7 +92,7 @@ def quadrature(multiply: Callable[[Array], Array], z: Float[Array, " n"], depth:
     """e_1^T f(T) e_1 for z^T f(K) z, and Q^T f(T) e_1 for f(K) z, from the unit vector along z."""
     length = jnp.linalg.norm(z)
     tridiagonal, basis = lanczos(multiply, z / length, depth)
-    value, vector = jnp.linalg.eigh(finite_or_zero(tridiagonal))
+    value, vector = eigh(finite_or_zero(jax.lax.stop_gradient(tridiagonal)))
     tiny = jnp.finfo(value.dtype).eps * z.size * jnp.max(jnp.abs(value))
     value = jnp.where(value <= tiny, 0.0, value)
     log = jnp.log(jnp.where(value == 0, 1.0, value))

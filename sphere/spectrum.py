@@ -17,6 +17,7 @@ from jaxtyping import Float
 
 from sphere import checks
 from sphere.checks import checked
+from sphere.solvers import eigvalsh, svdvals
 from sphere.values import finite_or_zero, moderate, nan_gradient
 
 Scalar = Float[Array, ""]
@@ -30,13 +31,13 @@ Sizes = Sequence[int]  # the width of every expert's block, in order
 @checked(matrix=checks.real(2))
 def singular_values(matrix: Float[Array, "m n"]) -> Float[Array, " k"]:
     """sigma_1 >= ... >= sigma_k, zero up to max(m, n) eps sigma_1 as in `numpy.linalg.matrix_rank`."""
-    return _solve(jnp.linalg.svdvals, matrix)[1]
+    return _solve(svdvals, matrix)[1]
 
 
 @checked(matrix=checks.any_gram)
 def eigenvalues(matrix: Float[Array, "n n"]) -> Float[Array, " n"]:
     """lambda_1 <= ... <= lambda_n of a positive semidefinite matrix, zero up to n eps lambda_n."""
-    raw, values = _solve(jnp.linalg.eigvalsh, matrix)
+    raw, values = _solve(eigvalsh, matrix)
     checks.nonnegative("the eigenvalues", raw)
     return values
 
@@ -201,7 +202,7 @@ def routed_trace_weights(
 def decoupled_effective_rank(matrix: Float[Array, "n n"], sizes: Sizes) -> Scalar:
     """exp(H(beta) + sum_e beta_e log r_e(A_ee)), which is r_e(A) where the cross-expert blocks vanish."""
     checks.sizes_of("sizes", sizes, len(matrix), "matrix")
-    spectra = [_solve(jnp.linalg.eigvalsh, matrix[block, block]) for block in _slices(sizes)]
+    spectra = [_solve(eigvalsh, matrix[block, block]) for block in _slices(sizes)]
     # Checked together: the block of an idle expert may hold nothing but rounding, of either sign.
     checks.nonnegative("the eigenvalues", jnp.concatenate([raw for raw, _ in spectra]))
     return mixture_effective_rank(block_traces(matrix, sizes), jnp.stack([_rank(values) for _, values in spectra]))

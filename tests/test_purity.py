@@ -14,7 +14,7 @@ LAYERS = (
     ("sphere",),  # the public names, imported when they are used
     ("checks", "errors"),
     ("registry",),
-    ("values",),
+    ("values", "solvers"),
     ("spectrum",),
     ("bounds",),
     ("geometry",),
@@ -41,8 +41,8 @@ LAYERS = (
 """A module imports what stands in an earlier layer, or others of its own package."""
 
 PURE = (
-    *("checks", "errors", "values", "spectrum", "bounds", "geometry", "nets", "penalty", "coefficient", "variants"),
-    *("slq", "ntk", "diagnostics", "methods", "algos"),
+    *("checks", "errors", "values", "solvers", "spectrum", "bounds", "geometry", "nets"),
+    *("penalty", "coefficient", "variants", "slq", "ntk", "diagnostics", "methods", "algos"),
 )
 GENERAL = ("training", "storage", "launch", "report")
 PARTICULAR = re.compile(
