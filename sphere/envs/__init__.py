@@ -59,7 +59,7 @@ def make(
     alone. `settings` go to the suite: goals ("random" or "frozen"), horizon and one_hot to metaworld, horizon to
     humanoidbench.
     """
-    from sphere.envs import assets
+    from sphere.envs import assets, worker_path
     from sphere.envs.pool import Pool
 
     suite_name, slash, task = name.partition("/")
@@ -71,6 +71,7 @@ def make(
         if setting not in taken:
             has = f"it has {', '.join(taken)}" if taken else "it has none"
             raise ValueError(f"the suite {suite_name!r} has no setting {setting!r}; {has}")
+    worker_path.check_suite(suite(suite_name))
     if suite_name in assets.COLLECTIONS:
         assets.find(suite_name)  # said here in one sentence, not at the end of a worker's traceback
     return Pool(suite(suite_name), task, num_envs, seeds, workers, timeout, settings)

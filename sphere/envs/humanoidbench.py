@@ -108,6 +108,7 @@ class HumanoidBench:
 
     tasks: ClassVar[tuple[str, ...]] = tuple(TASKS)
     same_sizes: ClassVar[bool] = True
+    mujoco_version: ClassVar[str] = "3.3.0"
 
     def __init__(self, task: str, num_envs: int, horizon: int = 1000) -> None:
         check(task, horizon)

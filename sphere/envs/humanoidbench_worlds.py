@@ -85,6 +85,14 @@ class H1Worlds:
 
     tasks: ClassVar[tuple[str, ...]] = tuple(TASKS)
 
+    @staticmethod
+    def check() -> None:
+        """What the default physics needs of this machine."""
+        from sphere.envs import humanoidbench_mjx
+
+        humanoidbench_mjx.check_installed()
+        humanoidbench_mjx.check_gpu()
+
     def __init__(self, task: str, num_worlds: int, horizon: int = 1000, physics: MakePhysics | None = None) -> None:
         humanoidbench.check(task, horizon)
         if physics is None:
@@ -93,6 +101,7 @@ class H1Worlds:
         model = humanoidbench.model_of(task)
         self.physics = physics(model, num_worlds)
         self.simulator = self.physics.name
+        self.bytes_per_world = getattr(self.physics, "bytes_per_world", 0)
         self.observation_size = model.nq + model.nv
         self.action_low, self.action_high = np.full(model.nu, -1.0), np.full(model.nu, 1.0)
         self.control_low, self.control_range = humanoidbench.control_range(model)

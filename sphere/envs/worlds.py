@@ -97,12 +97,10 @@ def start(
     worlds: Worlds, stream: UInt32[Any, "world words"], episode: Int[Any, " world"]
 ) -> tuple[Running, Float[Array, "world obs"]]:
     """Begin these episodes everywhere: worlds, and their first observations."""
+    stream, episode, count = jnp.asarray(stream), jnp.asarray(episode, jnp.int32), len(stream)
     state = worlds.reset(_keys(stream, episode))
-    count = len(stream)
-    none = jnp.zeros(count, jnp.int32)
-    running = Running(
-        jnp.asarray(stream), jnp.asarray(episode, jnp.int32), none, jnp.zeros(count), jnp.zeros(count, bool), state
-    )
+    nothing = jnp.zeros(count, jnp.int32), jnp.zeros(count), jnp.zeros(count, bool)
+    running = Running(stream, episode, *nothing, state)
     return running, worlds.observe(state)
 
 
@@ -141,7 +139,7 @@ def step(worlds: Worlds, running: Running, action: Float[Array, "world act"]) ->
 
 
 def _keys(stream: Array, episode: Array) -> Keys:
-    return jax.vmap(jax.random.fold_in)(jax.random.wrap_key_data(jnp.asarray(stream)), jnp.asarray(episode))
+    return jax.vmap(jax.random.fold_in)(jax.random.wrap_key_data(stream), episode)
 
 
 def _where(rows: Bool[Array, " world"], yes: State, no: State) -> State:
