@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from sphere.cli.verify import GOLDEN
 from sphere.envs import humanoidbench_mjx as h1_mjx
 from sphere.envs.humanoidbench import FRAME_SKIP, TASKS, control_range, model_of, simulator
 from sphere.envs.humanoidbench_verify import load
 from sphere.errors import UserError
-from sphere.storage.files import GOLDEN
 
 QUANTILES = (0.5, 0.9, 0.99, 1.0)
 

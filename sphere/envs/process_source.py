@@ -30,6 +30,11 @@ class EnvironmentSource(SuiteSource):
         (size,) = self.pool.single_observation_space.shape
         return DataSpec((size,), len(box.low), tuple(box.low.tolist()), tuple(box.high.tolist())), self.pool.horizon
 
+    @property
+    def simulators(self) -> dict[str, str]:
+        found = super().simulators
+        return {"training": found["evaluation"], **found} if found else {}
+
     def enter(self, task: str, keep: Any | None) -> None:
         if keep is None:
             raw, _ = self.pool.reset()

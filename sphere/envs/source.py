@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import jax
 import numpy as np
@@ -60,8 +60,6 @@ class Environments:
 
     def __post_init__(self) -> None:
         in_range(self, {"workers": (0, None), "horizon": (1, None)})
-        if self.simulator not in get_args(Simulator):
-            raise unknown("simulator", self.simulator, get_args(Simulator))
         if self.gpu_evaluation and self.simulator != "gpu":
             raise UserError("gpu_evaluation goes with simulators on a GPU; add --simulator gpu, or leave it out")
 

@@ -10,6 +10,7 @@ import numpy as np
 from sphere import envs
 from sphere.algos.learner import DataSpec
 from sphere.algos.source import Outcomes, States, Wanted
+from sphere.envs import worker_path
 from sphere.envs.player import Player
 from sphere.envs.pool import Pool
 from sphere.envs.statistics import Statistics, standardised
@@ -54,6 +55,12 @@ class SuiteSource:
     def opened(self) -> tuple[DataSpec, int]:
         """Open its simulators; what they give, and how long an episode is at most."""
         raise NotImplementedError
+
+    @property
+    def simulators(self) -> dict[str, str]:
+        """What simulates, for the records."""
+        exact = hasattr(envs.suite(self.wanted.tasks[0].split("/")[0]), "mujoco_version")
+        return {"evaluation": f"mujoco {worker_path.mujoco_version()}, cpu"} if exact else {}
 
     def make_pool(self, num_envs: int) -> Pool:
         return envs.make(self.wanted.tasks[0], num_envs, self.run_seeds, self.workers, **self.settings.of_suite())

@@ -170,6 +170,10 @@ class WorldsSource(SuiteSource):
         low, high = (tuple(np.asarray(bound, np.float32).tolist()) for bound in (made.action_low, made.action_high))
         return DataSpec((made.observation_size,), len(low), low, high), made.horizon
 
+    @property
+    def simulators(self) -> dict[str, str]:
+        return {"training": self.worlds.simulator, **super().simulators}
+
     def _worlds(self, task: str, envs: int) -> Worlds:
         """Made once: a program that was compiled for them is found again."""
         if (task, envs) not in self.made:
