@@ -134,7 +134,7 @@ def test_records_say_what_simulates(monkeypatch, tmp_path):
         assert f'"{name}"' in metrics
 
 
-# A MuJoCo of their own --------------------------------------------------------------------------------------------------
+# A MuJoCo of their own
 
 
 @pytest.fixture
@@ -172,7 +172,7 @@ def test_where_workers_find_their_mujoco(own, monkeypatch, tmp_path):
     (tmp_path / "cache" / "sphere" / "workers").mkdir(parents=True)
     assert worker_path.folder() == tmp_path / "cache" / "sphere" / "workers"
     monkeypatch.setenv(worker_path.VARIABLE, str(tmp_path / "nowhere"))
-    with pytest.raises(UserError, match="no folder; make it with: python.* -m pip install --no-deps --target"):
+    with pytest.raises(UserError, match=r"no folder; make it with: python.* -m pip install --no-deps --target"):
         worker_path.folder()
 
 
