@@ -14,6 +14,7 @@ import pytest
 from fleets import ROOT, TINY, changed, python_path
 from reach_worlds import ReachWorlds
 
+from benchmarks import train as benchmark
 from sphere import envs, registry
 from sphere.cli.main import main
 from sphere.cli.train import settings
@@ -112,6 +113,21 @@ def test_tasks_and_settings_that_worlds_lack_are_named(monkeypatch):
 def test_strange_settings_are_refused():
     with pytest.raises(UserError, match="add --simulator gpu"):
         Environments(gpu_evaluation=True)
+
+
+def test_the_benchmark_measures_both_or_says_at_once_why_not(monkeypatch, capsys):
+    words = ["train", "--preset", "probe-crl", "--seeds", "0", "--rho", "0", "--iterations", "1", "--workers", "0"]
+    monkeypatch.setattr(sys, "argv", [*words, "--simulator", "cpu", "gpu"])
+    with pytest.raises(SystemExit):
+        benchmark.main()
+    printed = capsys.readouterr()
+    assert "probe has no simulator on a GPU" in printed.err
+    assert "steps/s" not in printed.out
+    monkeypatch.setitem(registry.WORLDS, "probe", ReachWorlds)
+    benchmark.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("simulators")] == ["simulators: cpu", "simulators: gpu"]
+    assert sum("steps/s end to end" in line for line in lines) == 2
 
 
 def test_records_say_what_simulates(monkeypatch, tmp_path):

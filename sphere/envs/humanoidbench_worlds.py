@@ -63,9 +63,9 @@ def measured(
 ) -> Measured:
     """What rewards are computed from, of MuJoCo's arrays as a step leaves them: `qpos` of after the last substep, all
     else of before it."""
-    heights = [site_xpos[:, site, 2] for site in places.sites]
+    head, left, right = (site_xpos[:, site, 2] for site in places.sites)
     velocity = sensordata[:, places.velocity : places.velocity + 3]
-    return Measured(qpos[:, HEIGHT_ENTRY], *heights, xmat[:, places.torso, 2, 2], force, velocity, touched)
+    return Measured(qpos[:, HEIGHT_ENTRY], head, left, right, xmat[:, places.torso, 2, 2], force, velocity, touched)
 
 
 def touching(
@@ -96,7 +96,9 @@ class H1Worlds:
     def __init__(self, task: str, num_worlds: int, horizon: int = 1000, physics: MakePhysics | None = None) -> None:
         humanoidbench.check(task, horizon)
         if physics is None:
-            from sphere.envs.humanoidbench_mjx import Mjx as physics
+            from sphere.envs.humanoidbench_mjx import Mjx
+
+            physics = Mjx
         self.task, self.horizon = TASKS[task], horizon
         model = humanoidbench.model_of(task)
         self.physics = physics(model, num_worlds)
@@ -111,7 +113,7 @@ class H1Worlds:
         """Keyframe 0 with noise on every entry of qpos, quaternion included."""
         size = self.qpos.shape
         noise = jax.vmap(lambda key: jax.random.uniform(key, size, minval=-NOISE, maxval=NOISE))(keys)
-        qpos = self.qpos[None] + noise
+        qpos = jnp.asarray(self.qpos)[None] + noise
         qvel = jnp.tile(self.qvel, (len(keys), 1))
         return H1State(self.physics.reset(qpos, qvel), jnp.concatenate([qpos, qvel], axis=1), jnp.zeros(len(keys)))
 

@@ -17,7 +17,7 @@ from sphere.envs.pool import MANY
 from sphere.envs.process_source import EnvironmentSource
 from sphere.envs.simulators import Simulator
 from sphere.envs.statistics import Statistics, seen
-from sphere.envs.suite_source import SuiteSource, task_name
+from sphere.envs.suite_source import task_name
 from sphere.envs.turns import Turns
 from sphere.envs.worlds_source import GPU_COLUMNS, WorldsSource
 from sphere.errors import UserError, in_range, unknown
@@ -128,7 +128,7 @@ class Environments:
         workers = self.workers_of_a_group(len(seeds), wanted.sharing)
         turns = Turns(places(workers))
         kind = WorldsSource if self.simulator == "gpu" else EnvironmentSource
-        opened: list[SuiteSource] = []
+        opened: list[EnvironmentSource | WorldsSource] = []
         try:
             for mine in seeds:
                 opened.append(kind(self, wanted, list(mine), workers, turns))

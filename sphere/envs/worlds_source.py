@@ -216,7 +216,7 @@ class WorldsSource(SuiteSource):
         )
         ended, found = jax.device_get((ended, found))
         if self.statistics is not None and found is not None:
-            self.statistics.merge(*(np.asarray(part, np.float64) for part in found[:2]), steps * self.envs)
+            self.statistics.merge(found.mean.astype(np.float64), found.var.astype(np.float64), steps * self.envs)
         where = np.nonzero(ended.done)
         more = {"diverged": ended.diverged[where]}
         return data, Outcomes(where[1] // self.envs, where[1] % self.envs, columns(ended, where) | more)
