@@ -22,6 +22,7 @@ from sphere.envs.source import Environments
 from sphere.envs.statistics import Statistics
 from sphere.envs.worlds import Worlds
 from sphere.envs.worlds_source import Moments, WorldsSource, merged, moments_of
+from sphere.saved import SavedFleet
 from sphere.training import loop
 
 GPU = Environments(normalise_observations=True, workers=0, simulator="gpu")
@@ -223,6 +224,16 @@ def test_a_fleet_that_was_cut_ends_with_the_bits_of_one_that_was_not(tmp_path):
     loop.train(config, tmp_path / "cut", resume=True, quiet=True)
     assert numbers(tmp_path / "cut") == numbers(tmp_path / "straight")
     assert_same(final_arrays(tmp_path / "cut"), final_arrays(tmp_path / "straight"))
+
+
+def test_a_saved_fleet_opens_its_source_as_it_was(tmp_path):
+    config = changed(TINY, source=GPU, tasks=("probe/reach-east",), steps_per_task=128)
+    loop.train(config, tmp_path / "out", quiet=True)
+    saved = SavedFleet.open(tmp_path / "out")
+    source = saved.open_source()
+    assert_same(source.get_state(), saved.source)
+    assert saved.evaluate("probe/reach-east", 2).columns["return"].shape == (8,)
+    source.close()
 
 
 def test_evaluation_is_by_the_exact_environments_and_on_request_by_the_others_too():

@@ -9,12 +9,15 @@ depend on the other runs beside it.
 """
 
 import zlib
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, UInt32
+
+from sphere.envs.batch import check_state
 
 Keys = Key[Array, " world"]
 
@@ -136,6 +139,18 @@ def step(worlds: Worlds, running: Running, action: Float[Array, "world act"]) ->
     )
     obs = jnp.where(done[:, None], worlds.observe(state), final_obs)
     return after, Moved(obs, final_obs, reward, terminated, truncated, success, ended)
+
+
+def captured(running: Running) -> dict[str, np.ndarray]:
+    """On the host, as arrays by name with a row per world."""
+    leaves = jax.tree_util.tree_leaves_with_path(jax.device_get(running))
+    return {jax.tree_util.keystr(path, simple=True, separator="."): np.asarray(leaf) for path, leaf in leaves}
+
+
+def restored(like: Running, state: Mapping[str, np.ndarray]) -> Running:
+    """Worlds as they were captured; `like`: worlds of the same task and number."""
+    check_state(state, captured(like))
+    return jax.tree.unflatten(jax.tree.structure(like), [jnp.asarray(state[name]) for name in captured(like)])
 
 
 def _keys(stream: Array, episode: Array) -> Keys:

@@ -100,12 +100,13 @@ class WorldsEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         """All that the future depends on: arrays with a row per environment."""
         if self.running is None:
             raise RuntimeError("get_state came before the first episode; call reset() first")
-        return {str(i): np.array(leaf) for i, leaf in enumerate(jax.tree.leaves(self.running))}
+        return worlds.captured(self.running)
 
     def set_state(self, state: Mapping[str, np.ndarray]) -> np.ndarray:
         """Continue exactly from a captured state of the same task; its observations."""
-        leaves, form = jax.tree.flatten(self.running)
-        self.running = jax.tree.unflatten(form, [jnp.asarray(state[str(i)]) for i in range(len(leaves))])
+        if self.running is None:
+            self.reset()
+        self.running = worlds.restored(self.running, state)  # type: ignore[arg-type] - it is there after a reset
         return np.asarray(self.worlds.observe(self.running.state))
 
     def __enter__(self) -> "WorldsEnv":

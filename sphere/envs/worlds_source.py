@@ -233,13 +233,13 @@ class WorldsSource(SuiteSource):
     def get_state(self) -> dict[str, Any]:
         return {
             "statistics": {} if self.statistics is None else self.statistics.state(),
-            "worlds": jax.device_get(self.running),
+            "worlds": worlds.captured(self.running),
             "obs": np.asarray(self.obs),
             "online": np.asarray(self.online),
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self.running = jax.tree.map(jnp.asarray, state["worlds"])
+        self.running = worlds.restored(self.running, state["worlds"])
         self.obs, self.online = jnp.asarray(state["obs"]), state["online"]
         if self.statistics is not None:
             self.statistics = Statistics(**state["statistics"])
