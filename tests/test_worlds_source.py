@@ -78,7 +78,8 @@ def plain_rollout(source, policy, iteration, statistics, running, raw):
         rows.append((obs, action, reward, final, terminated, terminated | truncated))
         obs = now
     names = ("obs", "action", "reward", "next_obs", "terminated", "done")
-    return dict(zip(names, (np.stack(column, axis=1) for column in zip(*rows, strict=True)), strict=True))
+    columns = (np.stack(column, axis=1) for column in zip(*rows, strict=True))
+    return dict(zip(names, columns, strict=True)) | {"noise": extra}
 
 
 @pytest.mark.parametrize("normalise", [True, False])

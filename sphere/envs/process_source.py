@@ -67,11 +67,13 @@ class EnvironmentSource(SuiteSource):
         # drawn for all steps at once: what is left for every step is the mean
         uniform = isinstance(policy, Explorer) and policy.uniform()
         shape = (steps, self.envs, self.spec.action)
+        drawn = {}
         if uniform:
             noise = uniform_actions(self.seeds, iteration, shape, self.spec)
         else:
             noise = unit_noise(self.seeds, iteration, shape)
-            noise *= policy.spread()[:, None, None]
+            drawn = {"noise": noise}
+            noise = noise * policy.spread()[:, None, None]
         noise = np.moveaxis(noise, 1, 0).reshape(steps, self.pool.num_envs, self.spec.action)
         sights = [(self.obs, self.obs)]  # what is seen before each step, and as the successor of the step before
 
@@ -107,6 +109,7 @@ class EnvironmentSource(SuiteSource):
             "next_obs": next_obs,
             "terminated": terminated,
             "done": terminated | truncated,
+            **drawn,
         }
         return data, outcomes(finished, self.envs)
 

@@ -66,18 +66,18 @@ def acting(policy: Any, obs: Float[Array, "run env obs"]) -> Float[Array, "run e
     return jax.vmap(lambda policy, obs: policy.act(obs))(policy, obs)
 
 
-def noise(made: Worlds, uniform: bool, seeds: Any, iteration: Any, shape: tuple[int, ...], spread: Any) -> Array:
-    """What is added to the actions of a whole rollout [run, *shape], or the actions themselves where they are drawn
-    evenly from the box."""
+def noise(made: Worlds, uniform: bool, seeds: Any, iteration: Any, shape: tuple[int, ...]) -> Array:
+    """Unit normal numbers of a whole rollout [run, *shape], or the actions themselves where they are drawn evenly from
+    the box."""
 
-    def one(seed: Array, spread: Array) -> Array:
+    def one(seed: Array) -> Array:
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), ACT), iteration)
         if not uniform:
-            return spread[None, None] * jax.random.normal(key, shape)
+            return jax.random.normal(key, shape)
         low, high = (jnp.asarray(bound, jnp.float32)[None, None] for bound in (made.action_low, made.action_high))
         return low + (high - low) * jax.random.uniform(key, shape)
 
-    return jax.vmap(one)(seeds, spread)
+    return jax.vmap(one)(seeds)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2), compiler_options=EXACT)
@@ -97,14 +97,14 @@ def rollout(
     ended [time, world], and the moments of what was observed. `base`: those of before, None where none are kept."""
     runs, envs = obs.shape[:2]
     shape = (steps, envs, len(made.action_low))
-    extra = jnp.moveaxis(noise(made, uniform, seeds, iteration, shape, spread), 1, 0)
+    extra = jnp.moveaxis(noise(made, uniform, seeds, iteration, shape), 1, 0)
 
     def by_run(rows: Array) -> Array:
         return rows.reshape(runs, envs, *rows.shape[1:])
 
     def one(carry: tuple[Running, Array, Moments | None], added: Array) -> tuple[Any, Any]:
         running, obs, found = carry
-        action = added if uniform else acting(policy, obs) + added
+        action = added if uniform else acting(policy, obs) + spread[:, None] * added
         running, moved = worlds.step(made, running, action.reshape(-1, action.shape[-1]))
         now, successor = by_run(moved.obs), by_run(moved.final_obs)
         if base is not None and found is not None:
@@ -123,6 +123,7 @@ def rollout(
 
     none = None if base is None else Moments(*(jnp.zeros_like(part) for part in base))
     (running, obs, found), (rows, ended) = jax.lax.scan(one, (running, obs, none), extra)
+    rows = rows if uniform else rows | {"noise": extra}
     return running, obs, {name: jnp.moveaxis(column, 0, 1) for name, column in rows.items()}, ended, found
 
 
