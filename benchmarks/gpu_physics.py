@@ -41,7 +41,7 @@ def on_cpu(model: Any, states: np.ndarray, control: np.ndarray) -> np.ndarray:
     return np.stack(found)
 
 
-def by_warp(model: Any, states: np.ndarray, control: np.ndarray, device: str) -> np.ndarray:
+def by_warp(model: Any, states: np.ndarray, control: np.ndarray, device: str, actions: int = 1) -> np.ndarray:
     import warp
     from mujoco.mjx.third_party import mujoco_warp
 
@@ -55,7 +55,7 @@ def by_warp(model: Any, states: np.ndarray, control: np.ndarray, device: str) ->
         parts = {"qpos": states[:, : model.nq], "qvel": states[:, model.nq :], "ctrl": control}
         for name, values in parts.items():
             getattr(data, name).assign(np.ascontiguousarray(values, np.float32))
-        for _ in range(FRAME_SKIP):
+        for _ in range(actions * FRAME_SKIP):
             mujoco_warp.step(there, data)
         return np.concatenate([data.qpos.numpy(), data.qvel.numpy()], axis=1).astype(np.float64)
 
@@ -76,11 +76,26 @@ def compared(task: str, device: str, most: int) -> None:
         print(f"{task:<6} {len(states):>5} {name:<16}" + "".join(f" {value:>8.1e}" for value in columns), flush=True)
 
 
+def twice(task: str, device: str, most: int, actions: int = 20) -> None:
+    """Several actions from the same states, in two goes: equal bits, or how far apart."""
+    model = h1_mjx.prepared(model_of(task))
+    states, given, _ = (rows[:most] for rows in recorded(task))
+    low, size = control_range(model)
+    control = (given.astype(np.float32) + 1) / 2 * size + low
+    one, two = (by_warp(model, states, control, device, actions) for _ in range(2))
+    apart = np.abs(one - two)
+    same = (apart == 0).all(axis=1).mean()
+    print(
+        f"{task:<6} {len(states):>5} {actions} actions twice: {same:.1%} equal, largest {apart.max():.1e}", flush=True
+    )
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=TASKS)
     parser.add_argument("--states", type=int, default=10**9, help="at most so many of a task; default: all")
     parser.add_argument("--device", help="Warp's name of it; default: cuda:0, without one cpu")
+    parser.add_argument("--twice", action="store_true", help="instead: are twenty actions the same bits every time?")
     options = parser.parse_args(arguments)
     try:
         h1_mjx.check_installed()
@@ -91,6 +106,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     device = options.device or ("cuda:0" if warp.is_cuda_available() else "cpu")
     where = warp.get_device(device).name
     print(f"mujoco {simulator().__version__}, warp {warp.__version__} on {where}")
+    if options.twice:
+        for task in options.tasks:
+            twice(task, device, options.states)
+        return
     head = "".join(f" {f'{name} {q:.0%}':>8}" for name in ("qpos", "qvel") for q in QUANTILES)
     print(f"{'task':<6} {'steps':>5} {'between':<16}{head}")
     for task in options.tasks:

@@ -22,6 +22,7 @@ A suite writes one class (`batch.py`). What is done around it for all suites ali
   `infos["final_obs"]` the true successor.
 - **State is captured by environment**, not by worker: it can be restored under another number of workers, and the rows
   of one run in a pool with other runs.
+- **Simulators on a GPU** are another way (`worlds.py`): no processes, one compiled program. Evaluation stays here.
 - **Any exception in an exchange closes the pool**, Ctrl-C too: an answer that nobody took would pass for that to a
   later question. Workers leave when the pipe closes or the learner is gone.
 """
