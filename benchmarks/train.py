@@ -94,7 +94,7 @@ def main() -> None:
     arms = [dataclasses.replace(config, source=dataclasses.replace(source, simulator=one)) for one in options.simulator]
     try:
         for arm in arms:
-            arm.source.check(arm.tasks[0])  # before minutes of the first are spent
+            arm.source.check_machine(arm.suite)  # before minutes of the first are spent
     except UserError as error:
         parser.error(str(error))
     for arm in arms:

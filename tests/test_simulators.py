@@ -23,6 +23,7 @@ from sphere.envs.source import Environments
 from sphere.errors import UserError
 from sphere.storage.files import read_json
 from sphere.training import loop
+from sphere.training.plan import plan
 from sphere.training.settings import from_json, to_json
 
 PRESET = ["--preset", "humanoidbench-crl-released"]
@@ -128,6 +129,18 @@ def test_the_benchmark_measures_both_or_says_at_once_why_not(monkeypatch, capsys
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if line.startswith("simulators")] == ["simulators: cpu", "simulators: gpu"]
     assert sum("steps/s end to end" in line for line in lines) == 2
+
+
+def test_a_policy_that_was_trained_on_a_gpu_is_evaluated_anywhere(monkeypatch, tmp_path, capsys):
+    monkeypatch.setitem(registry.WORLDS, "probe", ReachWorlds)
+    source = dataclasses.replace(TINY.source, simulator="gpu")
+    config = changed(TINY, source=source, tasks=("probe/reach-north",), steps_per_task=64, seeds=(0,), rho=(0.0,))
+    loop.train(config, tmp_path / "out", quiet=True)
+    assert "steps/s" in plan(config, tmp_path / "plan")
+    monkeypatch.delitem(registry.WORLDS, "probe")
+    assert main(["eval", str(tmp_path / "out"), "--episodes", "2"]) == 0
+    assert main(["resume", str(tmp_path / "out")]) != 0
+    assert "probe has no simulator on a GPU" in capsys.readouterr().err
 
 
 def test_records_say_what_simulates(monkeypatch, tmp_path):

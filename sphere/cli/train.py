@@ -190,6 +190,8 @@ def _asked(rest: list[str], plugins: list[str], method: str | None, methods: lis
     config, output = _parse(start, words, f"sphere train --preset {name or 'NAME'}")
     config = dataclasses.replace(config, vary=_vary(varied))
     check_tasks(config, config.tasks)
+    if hasattr(config.source, "check_machine"):
+        config.source.check_machine(config.suite)
     if actor == "ppo-10x":
         config = tenfold(config, *_sizes(config))
     return Asked(config, output, [word for word in (name, kind, actor) if word], method)

@@ -73,6 +73,9 @@ class Environments:
         known = [f"{suite}/{one}" for one in envs.tasks(suite)]
         if task not in known:
             raise unknown("task", task, known)
+
+    def check_machine(self, suite: str) -> None:
+        """Refuse to train where what simulates or evaluates is missing. A trained policy is evaluated anywhere."""
         if self.simulator == "gpu":
             simulators.check(suite)
             worker_path.check_suite(envs.suite(suite))
@@ -124,6 +127,7 @@ class Environments:
         return max(1, share - share % TOGETHER)
 
     def open(self, wanted: Wanted, seeds: Sequence[Sequence[int]]) -> list[Source]:
+        self.check_machine(wanted.tasks[0].split("/")[0])
         envs.check_sizes(wanted.tasks, self.of_suite())
         workers = self.workers_of_a_group(len(seeds), wanted.sharing)
         turns = Turns(places(workers))
