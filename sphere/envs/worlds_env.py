@@ -105,8 +105,8 @@ class WorldsEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
     def set_state(self, state: Mapping[str, np.ndarray]) -> np.ndarray:
         """Continue exactly from a captured state of the same task; its observations."""
         if self.running is None:
-            self.reset()
-        self.running = worlds.restored(self.running, state)  # type: ignore[arg-type] - it is there after a reset
+            raise RuntimeError("set_state came before the first episode; call reset() first")
+        self.running = worlds.restored(self.running, state)
         return np.asarray(self.worlds.observe(self.running.state))
 
     def __enter__(self) -> "WorldsEnv":
