@@ -75,8 +75,10 @@ package: $(LINT)
 
 # For a machine without a network that has jax: make bundle PY=3.12, copy and unpack bundle.tar.xz, PYTHONPATH=bundle python3 -m sphere
 # With TESTS=1 also what tests need, to test a checkout there: PYTHONPATH=.:bundle python3 -m pytest
+# With WARP=1 also what GPU simulators need, in parts: cat bundle-warp.tar.xz.* | tar xJ
+#   SPHERE_WORKER_PATH=bundle PYTHONPATH=bundle-warp:bundle python3 -m sphere train --preset humanoidbench-crl-released
 bundle: $(READY)
-	$(RUN) scripts/bundle.py --python $(PY) $(if $(TESTS),--tests)
+	$(RUN) scripts/bundle.py --python $(PY) $(if $(TESTS),--tests) $(if $(WARP),--warp)
 
 # The documentation, into site/: open site/index.html. A warning is an error.
 docs: $(DOCS)

@@ -1,5 +1,7 @@
 """Training from end to end: `python -m benchmarks.train --preset metaworld-crl --seeds 0 1 2 3 4 --rho 0 0.1`.
 
+`--simulator gpu cpu` measures both, one after the other, where a suite has simulators on a GPU.
+
 Environment steps per second of a whole fleet over collecting, updating and evaluating as in training, from one
 evaluation to the next, and what some parts take alone. Compiling is not counted: every part runs once before the clock
 starts.
@@ -18,6 +20,7 @@ from typing import Any
 import jax
 
 from benchmarks.timing import count, device
+from sphere.errors import UserError
 from sphere.presets import PRESETS, preset
 from sphere.training.fleet import Fleet
 from sphere.training.group import Group
@@ -71,6 +74,7 @@ def main() -> None:
     parser.add_argument("--rho", type=float, nargs="+", default=[0.0, 0.1])
     parser.add_argument("--iterations", type=count, help="default: from one evaluation to the next")
     parser.add_argument("--workers", type=int, default=None)
+    parser.add_argument("--simulator", nargs="+", choices=("cpu", "gpu"), default=["cpu"], help="default: cpu")
     parser.add_argument("--no-overlap", action="store_true", help="collect and learn in turns")
     parser.add_argument("--fast", action="store_true", help="GPU kernels chosen by timing (deterministic=False)")
     options = parser.parse_args()
@@ -84,11 +88,23 @@ def main() -> None:
     config = dataclasses.replace(config, source=source, learner=learner)
     if options.task:
         config = dataclasses.replace(config, tasks=(options.task,))
-    parts = measure(config, options.iterations or round(config.iterations_per_task / len(config.evaluations())))
-    steps = len(config.runs) * config.iteration_steps
     print(
         f"{options.preset}, {config.tasks[0]}, {plural(len(config.runs), 'run')} on {device()}, {os.cpu_count()} cores"
     )
+    arms = [dataclasses.replace(config, source=dataclasses.replace(source, simulator=one)) for one in options.simulator]
+    try:
+        for arm in arms:
+            arm.source.check_machine(arm.suite)  # before minutes of the first are spent
+    except UserError as error:
+        parser.error(str(error))
+    for arm in arms:
+        report(arm, options.iterations or round(config.iterations_per_task / len(config.evaluations())))
+
+
+def report(config: FleetConfig, iterations: int) -> None:
+    parts = measure(config, iterations)
+    steps = len(config.runs) * config.iteration_steps
+    print(f"simulators: {config.source.simulator}")
     for name, value in parts.items():
         print(f"  {name:<34} {value:>8.3f} s per iteration")
     print(f"  {steps:,} steps per iteration: {steps / parts['all together']:,.0f} steps/s end to end")

@@ -5,6 +5,11 @@ There: tar xf bundle.tar.xz; PYTHONPATH=bundle python3 -m sphere train --preset 
 
 jax brings numpy and scipy. Of metaworld's 41 MB only the models of the ten CW10 tasks are kept, with the meshes and
 textures they name; of mujoco, not its headers and samples. Figures (matplotlib) and films (imageio) are made elsewhere.
+
+`make bundle WARP=1` makes a second folder, bundle-warp, with what GPU simulators need: MuJoCo 3.17 and Warp, without
+Warp's compiler for CPUs. Its archive is in parts, because some places take no large files. Simulator processes have
+MuJoCo 3.3.0 from the first folder:
+there: cat bundle-warp.tar.xz.* | tar xJ; SPHERE_WORKER_PATH=bundle PYTHONPATH=bundle-warp:bundle python3 -m sphere
 """
 
 import argparse
@@ -16,6 +21,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT = 60 * 2**20
+PART = 50 * 2**20
+"""Bytes of a part of an archive."""
 
 PACKAGES = """
     absl-py cloudpickle docstring-parser equinox etils farama-notifications fsspec glfw gymnasium imageio jaxtyping
@@ -23,6 +30,9 @@ PACKAGES = """
     wadler-lindig zipp
 """.split()
 """What `sphere` and its suites import, without jax, numpy and scipy."""
+
+WARP_PACKAGES = ["mujoco==3.17.0", "mujoco-mjx==3.17.0", "warp-lang==1.18.0", "trimesh"]
+"""Of the extra `warp`, what the other folder lacks."""
 
 TEST_PACKAGES = """
     beartype contourpy cycler execnet fonttools grpcio hypothesis iniconfig joblib kiwisolver markdown markupsafe
@@ -40,6 +50,13 @@ UNUSED = (
     "bin", "*.dist-info/RECORD", "**/__pycache__", "mujoco/include", "mujoco/mjx", "mujoco/plugin", "mujoco/testdata",
     "mujoco/sample", "mujoco/simulate", "mujoco/bin", "gymnasium/envs/mujoco/assets", "gymnasium/envs/toy_text/img",
     "gymnasium/envs/box2d",
+)  # fmt: skip
+
+
+WARP_UNUSED = (
+    "bin", "*.dist-info/RECORD", "**/__pycache__", "mujoco/include", "mujoco/experimental", "mujoco/plugin",
+    "mujoco/sample", "mujoco/simulate", "mujoco/bin", "mujoco/mjx/test_data", "mujoco/mjx/integration_test",
+    "warp/bin/warp-clang.so", "warp/examples", "warp/tests",
 )  # fmt: skip
 
 
@@ -77,6 +94,33 @@ def keep_only_models_of(tasks: list[str], package: Path) -> None:
             path.unlink()
 
 
+def remove(folder: Path, patterns: tuple[str, ...]) -> None:
+    for pattern in patterns:
+        for path in list(folder.glob(pattern)):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def emptied(folder: Path, sign: str) -> Path:
+    """A folder that is ours or empty, to be filled anew; `sign`: what a folder of ours holds."""
+    if folder.exists():
+        if not (folder / sign).is_dir() and any(folder.iterdir()):
+            sys.exit(f"{folder} holds something else than a bundle; choose another --out")
+        shutil.rmtree(folder)
+    return folder
+
+
+def warp(folder: Path, python: str) -> None:
+    """What GPU simulators need, and an archive of it in parts."""
+    install(emptied(folder, "warp"), python, WARP_PACKAGES)
+    remove(folder, WARP_UNUSED)
+    archive = Path(shutil.make_archive(str(folder), "xztar", folder.parent, folder.name))
+    whole = archive.read_bytes()
+    for number, first in enumerate(range(0, len(whole), PART)):
+        archive.with_name(f"{archive.name}.{number:02}").write_bytes(whole[first : first + PART])
+    archive.unlink()
+    print(f"{archive}.*: {len(whole) / 2**20:.1f} MiB for Python {python}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--python", default="3.12", help="version of Python on that machine")
@@ -84,16 +128,13 @@ def main() -> None:
     parser.add_argument(
         "--tests", action="store_true", help="also what the tests need: python3 -m pytest in a checkout"
     )
+    parser.add_argument("--warp", action="store_true", help="also what GPU simulators need, in a folder beside it")
     options = parser.parse_args()
-    if options.out.exists():
-        if not (options.out / "sphere").is_dir() and any(options.out.iterdir()):
-            sys.exit(f"{options.out} holds something else than a bundle; choose another --out")
-        shutil.rmtree(options.out)
-    install(options.out, options.python, PACKAGES + (TEST_PACKAGES if options.tests else []))
+    if options.warp:
+        warp(options.out.with_name(f"{options.out.name}-warp"), options.python)
+    install(emptied(options.out, "sphere"), options.python, PACKAGES + (TEST_PACKAGES if options.tests else []))
     keep_only_models_of(TASKS, options.out / "metaworld")
-    for pattern in UNUSED:
-        for path in list(options.out.glob(pattern)):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    remove(options.out, UNUSED)
     ignore = shutil.ignore_patterns("__pycache__")
     for name in ("sphere", "benchmarks"):
         shutil.copytree(ROOT / name, options.out / name, ignore=ignore)

@@ -52,6 +52,10 @@ SUITES: dict[str, Found] = {
     "metaworld": "sphere.envs.metaworld:MetaWorld",
     "humanoidbench": "sphere.envs.humanoidbench:HumanoidBench",
 }
+WORLDS: dict[str, Found] = {
+    "humanoidbench": "sphere.envs.humanoidbench_worlds:H1Worlds",
+}
+"""Suites whose simulators can live on a GPU, and what makes their worlds."""
 STREAMS: dict[str, Found] = {
     "cifar100": "sphere.data.cifar100:CIFAR100",
     "newsgroups": "sphere.data.newsgroups:Newsgroups",
@@ -82,6 +86,11 @@ def register_method(method: type) -> type:
 def register_suite(name: str, suite: Any) -> Any:
     """Add a suite of environments (`sphere.envs.Suite`): its tasks are then `name/task`."""
     return _add(SUITES, "suite", name, suite)
+
+
+def register_worlds(name: str, worlds: Any) -> Any:
+    """Add a form of a suite for simulators on a GPU: what makes `sphere.envs.worlds.Worlds` of its tasks."""
+    return _add(WORLDS, "suite on a GPU", name, worlds)
 
 
 def register_stream(name: str, data: Any) -> Any:
@@ -122,6 +131,10 @@ def method(name: str) -> type:
 
 def suite(name: str) -> Any:
     return _find(SUITES, "suite", name)
+
+
+def worlds(name: str) -> Any:
+    return _find(WORLDS, "suite on a GPU", name)
 
 
 def stream(name: str) -> Any:

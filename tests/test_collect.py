@@ -1,14 +1,18 @@
 """What a rollout holds, against the textbook's Gaussian: actions, log-probabilities, and whose random numbers they
 are."""
 
+import dataclasses
+
 import equinox as eqx
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from fleets import TINY, changed
 from scipy import stats
 
 from sphere.algos import fleet as rows
-from sphere.algos.ppo_equations import Rollout
+from sphere.algos.ppo_equations import Batch, Rollout, actor_loss
 from sphere.training.fleet import Fleet
 
 STEPS = 64
@@ -26,7 +30,8 @@ def collected(tmp_path_factory):
         actor = eqx.tree_at(lambda actor: actor.log_std, fleet.policy, replace_fn=lambda log_std: log_std - 0.7)
         (group,) = fleet.groups
         data = [group.source.sample(actor, STEPS, iteration)[0] for iteration in range(2)]
-        found[seeds] = actor, [Rollout(**rows.annotated(fleet.learner, actor, one)) for one in data]
+        found[seeds] = actor, [Rollout.of(rows.annotated(fleet.learner, actor, one)) for one in data]
+        found[*seeds, "noise"] = data[0]["noise"]
         fleet.close()
     return found
 
@@ -57,3 +62,25 @@ def test_a_rollout_is_a_chain(collected):
     np.testing.assert_array_equal(rollout.next_obs[:, :-1][goes_on], rollout.obs[:, 1:][goes_on])
     assert rollout.done.sum() == 2 * 4 * (STEPS // 10)
     assert not rollout.terminated.any()
+
+
+def test_probabilities_by_noise_do_not_depend_on_the_network_that_learns(collected):
+    """Where the learner's network has another mean for a state than the one that acted, as by another choice of
+    experts, an action is all but impossible by its probability, and once the means agree again the ratio is huge."""
+    actor, (rollout, _) = collected[0, 1]
+    data = rollout._asdict() | {"noise": collected[0, 1, "noise"]}
+    by_noise = dataclasses.replace(TINY.learner, acted_log_prob=True)
+    found = rows.annotated(by_noise, actor, data)["log_prob"]
+    np.testing.assert_allclose(found, rollout.log_prob, rtol=1e-4, atol=1e-4)
+    other = eqx.tree_at(lambda one: one.trunk.experts.head.bias, actor, replace_fn=lambda bias: bias + 10)
+    np.testing.assert_array_equal(rows.annotated(by_noise, other, data)["log_prob"], found)
+    far = rows.annotated(TINY.learner, other, data)["log_prob"]
+    one = jax.tree.map(lambda leaf: leaf[0], actor)
+
+    def kl(log_prob):
+        flat = (rollout.obs[0], rollout.action[0], log_prob[0], rollout.reward[0], rollout.reward[0])
+        batch = Batch(*(jnp.asarray(part).reshape(-1, *part.shape[2:]) for part in flat))
+        return float(actor_loss(one, batch, 0.2)[1].kl)
+
+    assert kl(far) > 1e8
+    assert kl(found) < 1e-5

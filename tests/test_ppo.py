@@ -653,7 +653,7 @@ def test_collected_actions_are_not_clipped_and_successors_are_true():
         raw = source.obs
     finally:
         source.close()
-    rollout = Rollout(**rows.annotated(config, actor, data))
+    rollout = Rollout.of(rows.annotated(config, actor, data))
     assert rollout.obs.shape == (2, 12, 3, 6)
     assert (np.abs(rollout.action) > 1).any()  # the simulator clips for itself
     mean = np.asarray(jax.vmap(lambda actor, obs: actor(obs)[0].mean)(actor, rollout.obs.reshape(2, -1, 6)))

@@ -19,7 +19,7 @@ Numbers = Mapping[str, Float[Array, "*fleet"]]
 """The numbers of a run that do not change the program, by name (rho, learning rates, gate temperature)."""
 Data = Mapping[str, Any]
 """Arrays by name: what a source gives for one iteration. Environments give obs, action, reward, next_obs, terminated
-and done, each [time, env, ...]."""
+and done, each [time, env, ...], and under a policy that draws its actions the unit normal `noise` of each."""
 
 
 class DataSpec(NamedTuple):

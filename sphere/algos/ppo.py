@@ -34,7 +34,7 @@ from sphere.algos.step import Surroundings, added, descend
 from sphere.errors import in_range
 from sphere.methods import Method, Sphere
 from sphere.methods.method import check_methods, overrides
-from sphere.nets import GaussianActor, NetConfig, Value, build, with_temperature
+from sphere.nets import Gaussian, GaussianActor, NetConfig, Value, build, with_temperature
 
 BOUNDS = {
     **dict.fromkeys(("num_envs", "rollout_steps", "batch_size", "epochs"), (1, None)),
@@ -102,6 +102,9 @@ class PPO(Learner):
     """Fraction of a task over which the rate falls: 1 on MetaWorld, 0.5 on HumanoidBench in the paper."""
     target_kl: float | None = None
     """Set: the rate follows the KL divergence instead of the schedule (released HumanoidBench setting: 0.03)."""
+    acted_log_prob: bool = False
+    """Take the log-probabilities of actions from the noise with which they were drawn, not from the network that
+    learns. Where both choose other experts for a state, a ratio by the latter can be beyond all bounds."""
     adam_eps: float = 1e-5
     """1e-5, not 1e-8: Adam in the reference PPO."""
     actor: NetConfig = NetConfig()
@@ -168,6 +171,10 @@ class PPO(Learner):
     def annotate(self, policy: GaussianActor, data: Data) -> dict[str, Array]:
         """Log-probabilities of a whole rollout's actions at once: acting need not fetch them step by step. By the
         network that learns, so that the ratio of the first minibatch is one. In parts of 128 steps."""
+        if self.acted_log_prob:
+            zeros = jnp.zeros_like(data["noise"][0])
+            drawn = jax.vmap(lambda noise: Gaussian(zeros, jnp.zeros_like(policy.log_std)).log_prob(noise))
+            return {"log_prob": drawn(data["noise"]) - jnp.sum(policy.log_std)}
         columns = (data["obs"], data["action"])
         return {"log_prob": jax.lax.map(lambda xs: policy(xs[0])[0].log_prob(xs[1]), columns, batch_size=128)}
 
@@ -176,7 +183,7 @@ class PPO(Learner):
     ) -> tuple[PPOState, dict[str, Array]]:
         """All epochs over one rollout, as one scan over minibatches."""
         critic = effective(self.methods, state.methods, "critic", state.nets["critic"])
-        flat = prepare(critic, Rollout(**data), self.gamma, self.gae_lambda)
+        flat = prepare(critic, Rollout.of(data), self.gamma, self.gae_lambda)
         samples = flat.returns.shape[0]
 
         def orders(purpose: int) -> Integer[Array, "minibatch batch"]:

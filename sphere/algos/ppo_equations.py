@@ -1,5 +1,6 @@
 """The equations of PPO: advantages, the two losses, and the rate that follows the KL divergence."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -27,6 +28,11 @@ class Rollout(NamedTuple):
     terminated: Bool[Numbers, "*fleet time env"]
     done: Bool[Numbers, "*fleet time env"]
     """The episode ended here, by termination or time limit."""
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> "Rollout":
+        """Of what a source gives, which may be more."""
+        return cls(**{name: data[name] for name in cls._fields})
 
 
 class Batch(NamedTuple):

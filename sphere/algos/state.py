@@ -19,6 +19,7 @@ Forms = dict[str, Callable[[Any], Any]]
 
 # Purposes of random keys: a key is used once, and a new consumer gets a new number.
 INIT_ACTOR, INIT_CRITIC, ACT, SHUFFLE, INIT_METHODS, METHODS, SHUFFLE_OTHER, DRAW, SMOOTH = range(9)
+RESET, RESET_EVALUATION = range(9, 11)
 
 
 class TrainState(eqx.Module):

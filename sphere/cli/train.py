@@ -178,7 +178,7 @@ def _asked(rest: list[str], plugins: list[str], method: str | None, methods: lis
     varied, rest = _take_all(rest, "--vary")
     start = with_actor(start, actor) if actor else start
     start = with_method(start, method) if method else start
-    start = dataclasses.replace(start, plugins=(*start.plugins, *plugins))
+    start = dataclasses.replace(_on_this_machine(start, rest), plugins=(*start.plugins, *plugins))
     chosen = [one.name for one in start.learner.methods]
     if len(methods) > 1:
         if not any(one.strength == "rho" for one in start.learner.methods):
@@ -190,9 +190,19 @@ def _asked(rest: list[str], plugins: list[str], method: str | None, methods: lis
     config, output = _parse(start, words, f"sphere train --preset {name or 'NAME'}")
     config = dataclasses.replace(config, vary=_vary(varied))
     check_tasks(config, config.tasks)
+    if hasattr(config.source, "check_machine"):
+        config.source.check_machine(config.suite)
     if actor == "ppo-10x":
         config = tenfold(config, *_sizes(config))
     return Asked(config, output, [word for word in (name, kind, actor) if word], method)
+
+
+def _on_this_machine(start: FleetConfig, words: Sequence[str]) -> FleetConfig:
+    """With the simulator that is best here as the default, unless one is named."""
+    choose = getattr(start.source, "on_this_machine", None)
+    if choose is None or any(word == "--simulator" or word.startswith("--simulator=") for word in words):
+        return start
+    return dataclasses.replace(start, source=choose(start.suite))
 
 
 def _sizes(config: FleetConfig) -> tuple[int, int]:

@@ -1,5 +1,7 @@
 """What `sphere verify` prints: how far this program is from recorded or running references."""
 
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -74,7 +76,30 @@ class Metaworld:
     seed: int = 0
 
 
+def _by_workers(what: str, arguments: list[str]) -> bool | None:
+    """By a process that has the MuJoCo of the simulator processes; None: they have this one's."""
+    from sphere.envs.worker_path import VARIABLE, folder
+
+    own = folder()
+    if own is None:
+        return None
+    print(f"by the MuJoCo of the simulator processes, in {own}", flush=True)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(own), *sys.path]), VARIABLE: ""}
+    command = [sys.executable, "-m", "sphere", "verify", what, *arguments]
+    return subprocess.run(command, env=environment, check=False).returncode == 0
+
+
 def metaworld(arguments: list[str]) -> bool:
+    found = _by_workers("metaworld", arguments)
+    return _metaworld(arguments) if found is None else found
+
+
+def humanoidbench(arguments: list[str]) -> bool:
+    found = _by_workers("humanoidbench", arguments)
+    return _humanoidbench(arguments) if found is None else found
+
+
+def _metaworld(arguments: list[str]) -> bool:
     from sphere.envs import tasks
     from sphere.envs.metaworld_verify import verify
 
@@ -99,7 +124,7 @@ def metaworld(arguments: list[str]) -> bool:
     return good
 
 
-def humanoidbench(arguments: list[str]) -> bool:
+def _humanoidbench(arguments: list[str]) -> bool:
     from sphere.envs.humanoidbench_verify import verify
 
     holds = "recorded episodes of the package, to be replayed"

@@ -37,7 +37,7 @@ def record(
     actions, and a share `uniform` of all actions drawn evenly instead. Goals and noise follow from the seed."""
     rng = np.random.default_rng([seed, list(envs.tasks("metaworld")).index(task)])
     deviation = np.array([noise[i % len(noise)] for i in range(episodes)])[:, None]
-    settings = {} if horizon is None else {"horizon": horizon}
+    settings: dict[str, Any] = {} if horizon is None else {"horizon": horizon}
     with envs.make(f"metaworld/{task}", episodes, seed, 0, **settings) as pool:
         policies = [scripted(task) for _ in range(episodes)]
         obs, _ = pool.reset()

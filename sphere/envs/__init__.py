@@ -22,6 +22,7 @@ A suite writes one class (`batch.py`). What is done around it for all suites ali
   `infos["final_obs"]` the true successor.
 - **State is captured by environment**, not by worker: it can be restored under another number of workers, and the rows
   of one run in a pool with other runs.
+- **Simulators on a GPU** are another way (`worlds.py`): no processes, one compiled program. Evaluation stays here.
 - **Any exception in an exchange closes the pool**, Ctrl-C too: an answer that nobody took would pass for that to a
   later question. Workers leave when the pipe closes or the learner is gone.
 """
@@ -29,7 +30,7 @@ A suite writes one class (`batch.py`). What is done around it for all suites ali
 import inspect
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
@@ -41,39 +42,80 @@ if TYPE_CHECKING:
     from sphere.envs.gym_names import NextStep
     from sphere.envs.pool import Pool
     from sphere.envs.vec_env import PoolVecEnv
+    from sphere.envs.worlds_env import Functions, WorldsEnv
 
-__all__ = ["Batch", "Suite", "check_sizes", "make", "next_step", "sb3", "suite", "tasks"]
+__all__ = ["Batch", "Suite", "check_sizes", "functions", "make", "next_step", "sb3", "suite", "tasks"]
 
 
+@overload
 def make(
     name: str,
     num_envs: int = 1,
     seed: int | Sequence[int] = 0,
     workers: int | None = None,
     timeout: float = 120.0,
+    simulator: Literal["cpu"] = "cpu",
     **settings: Any,
-) -> "Pool":
+) -> "Pool": ...
+@overload
+def make(
+    name: str,
+    num_envs: int = 1,
+    seed: int | Sequence[int] = 0,
+    workers: int | None = None,
+    timeout: float = 120.0,
+    *,
+    simulator: Literal["gpu"],
+    **settings: Any,
+) -> "WorldsEnv": ...
+def make(
+    name: str,
+    num_envs: int = 1,
+    seed: int | Sequence[int] = 0,
+    workers: int | None = None,
+    timeout: float = 120.0,
+    simulator: Literal["cpu", "gpu"] = "cpu",
+    **settings: Any,
+) -> "Pool | WorldsEnv":
     """`num_envs` environments of "suite/task" for every run seed, as one `gymnasium.vector.VectorEnv`.
 
     Several seeds make a fleet: environments are in run-major order, and each run's trajectories are those it would have
     alone. `settings` go to the suite: goals ("random" or "frozen"), horizon and one_hot to metaworld, horizon to
-    humanoidbench.
+    humanoidbench. `simulator="gpu"`: simulated on the GPU, by other physics than the benchmark's own (humanoidbench,
+    with sphere-rl[warp]); `workers` and `timeout` then mean nothing.
     """
-    from sphere.envs import assets
+    from sphere.envs import assets, worker_path
     from sphere.envs.pool import Pool
 
     suite_name, slash, task = name.partition("/")
     if not slash:
         raise ValueError(f"environment {name!r} has no suite; write 'suite/task', for example {_example()!r}")
     seeds = [seed] if isinstance(seed, int | np.integer) else seed
+    if simulator == "gpu":
+        from sphere.envs.worlds_env import WorldsEnv
+
+        return WorldsEnv(name, num_envs, seeds, settings)
     taken = list(inspect.signature(suite(suite_name)).parameters)[2:]
     for setting in settings:
         if setting not in taken:
             has = f"it has {', '.join(taken)}" if taken else "it has none"
             raise ValueError(f"the suite {suite_name!r} has no setting {setting!r}; {has}")
+    worker_path.check_suite(suite(suite_name))
     if suite_name in assets.COLLECTIONS:
         assets.find(suite_name)  # said here in one sentence, not at the end of a worker's traceback
     return Pool(suite(suite_name), task, num_envs, seeds, workers, timeout, settings)
+
+
+def functions(name: str, num_envs: int = 1, **settings: Any) -> "Functions":
+    """Worlds of "suite/task" on the GPU as a pair of pure functions for JAX.
+
+    `reset(seed)` gives (worlds, obs) and `step(worlds, action)` gives (worlds, moved). `moved` has obs, final_obs (the
+    true successor), reward, terminated, truncated and success, a row for each of `num_envs` worlds, and `ended`, the
+    numbers of the episodes that the step has ended. Where one ends, the next has begun: `obs` is its first observation.
+    """
+    from sphere.envs.worlds_env import functions as made
+
+    return made(name, num_envs, settings)
 
 
 def check_sizes(names: Sequence[str], settings: Mapping[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """Pools for gymnasium's wrappers, and names: `gymnasium.make_vec("sphere/metaworld-hammer", num_envs=8)`."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
@@ -9,6 +9,9 @@ from gymnasium.vector import AutoresetMode, VectorWrapper
 import sphere.envs
 from sphere import registry
 from sphere.envs.pool import Pool
+
+if TYPE_CHECKING:  # it brings jax
+    from sphere.envs.worlds_env import WorldsEnv
 
 
 class NextStep(VectorWrapper):
@@ -21,7 +24,7 @@ class NextStep(VectorWrapper):
 
     env: Pool
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: "Pool | WorldsEnv") -> None:
         super().__init__(pool)
         self.metadata = pool.metadata | {"autoreset_mode": AutoresetMode.NEXT_STEP}
         self._ended = np.zeros(pool.num_envs, bool)

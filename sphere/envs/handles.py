@@ -70,9 +70,19 @@ class Process:
 
     doorbells: the file of all doorbells, if there are any.
     spin: seconds that the learner stays awake for the end of a step.
+    path: folders whose packages come before the learner's.
     """
 
-    def __init__(self, label: str, memory: int, timeout: float, doorbells: int | None, index: int, spin: float) -> None:
+    def __init__(
+        self,
+        label: str,
+        memory: int,
+        timeout: float,
+        doorbells: int | None,
+        index: int,
+        spin: float,
+        path: Sequence[str] = (),
+    ) -> None:
         self.label, self.doing, self.spin = label, "start", spin
         self.doorbell = None if doorbells is None else Doorbell(doorbells, index)
         self.timeout = min(timeout, 1e6)  # poll counts milliseconds in 32 bits
@@ -82,7 +92,7 @@ class Process:
         words = (os.getpid(), *ends, -1 if doorbells is None else doorbells, index)
         self.process = subprocess.Popen(
             # -P: else this file's folder would be on the path, and our metaworld.py would hide the package.
-            [sys.executable, "-P", worker.__file__, *map(str, words), os.pathsep.join(sys.path)],
+            [sys.executable, "-P", worker.__file__, *map(str, words), os.pathsep.join([*path, *sys.path])],
             stdin=subprocess.DEVNULL,
             pass_fds=(*ends, memory, *([] if doorbells is None else [doorbells])),
             env=os.environ | ENVIRONMENT,
@@ -177,8 +187,16 @@ def check_importable(suite: Suite) -> None:
         )
 
 
-def start(here: bool, parts: Sequence[slice], memory: IO[bytes], timeout: float, workers: list[Worker]) -> None:
-    """Append a worker for each part of the environments. `here`: the first part stays in this process."""
+def start(
+    here: bool,
+    parts: Sequence[slice],
+    memory: IO[bytes],
+    timeout: float,
+    workers: list[Worker],
+    path: Sequence[str] = (),
+) -> None:
+    """Append a worker for each part of the environments. `here`: the first part stays in this process; `path`: folders
+    whose packages come before the learner's in the others."""
     if here:  # first in the list: it steps while the others do
         workers.append(Local(Share()))
     others = parts[here:]
@@ -189,7 +207,7 @@ def start(here: bool, parts: Sequence[slice], memory: IO[bytes], timeout: float,
         file = doorbells.fileno() if IN_ORDER else None
         for i, part in enumerate(others):
             label = f"worker {i} of {len(others)} (environments {part.start} to {part.stop - 1})"
-            workers.append(Process(label, memory.fileno(), timeout, file, i, spin))
+            workers.append(Process(label, memory.fileno(), timeout, file, i, spin, path))
 
 
 def dismiss(workers: Sequence[Worker], memory: IO[bytes], owner: int) -> None:

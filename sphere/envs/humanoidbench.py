@@ -32,11 +32,16 @@ SHADOWS = 2048  # pixels; the models ask for 16384, 1 GB where there is no GPU
 
 
 class Task(NamedTuple):
-    reward: Callable[[Measured], np.ndarray]
+    reward: Callable[[Measured], Any]
     success_bar: float
     """Return of an episode from which on it is a success."""
     least: tuple[str, float]
     """The measurement below which an episode terminates."""
+
+    def terminated(self, measured: Measured) -> Any:
+        """Of every environment."""
+        name, least = self.least
+        return getattr(measured, name) < least
 
 
 TASKS = {
@@ -61,6 +66,38 @@ def simulator() -> Any:
     return mujoco
 
 
+class Places(NamedTuple):
+    """Where in a model's arrays the measurements are."""
+
+    torso: int  # body
+    velocity: int  # first entry of the sensor
+    sites: tuple[int, ...]  # head, left foot, right foot
+    poles: np.ndarray  # of every geom: is it a pole
+
+
+def places(model: Any) -> Places:
+    sites = tuple(model.site(name).id for name in ("head", "left_foot", "right_foot"))
+    poles = np.array(["pole_r" in model.geom(i).name for i in range(model.ngeom)])
+    return Places(model.body("torso_link").id, int(model.sensor("pelvis_subtreelinvel").adr[0]), sites, poles)
+
+
+def check(task: str, horizon: int) -> None:
+    if task not in TASKS:
+        raise unknown("task", task, TASKS)
+    if horizon < 1:
+        raise ValueError(f"horizon={horizon}; want a positive number of steps, the package's own is 1000")
+
+
+def model_of(task: str) -> Any:
+    return simulator().MjModel.from_xml_path(str(assets.find("humanoidbench") / "envs" / f"h1_pos_{task}.xml"))
+
+
+def control_range(model: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The controls for an action of -1, and how much more those for 1 are; in float32, as the package has them."""
+    low, high = model.actuator_ctrlrange.astype(np.float32).T.copy()
+    return low, high - low
+
+
 class HumanoidBench:
     """A `Batch` of one of these tasks. Observed are qpos (26) and qvel (25); an action sets 19 joint targets.
 
@@ -71,24 +108,19 @@ class HumanoidBench:
 
     tasks: ClassVar[tuple[str, ...]] = tuple(TASKS)
     same_sizes: ClassVar[bool] = True
+    mujoco_version: ClassVar[str] = "3.3.0"
 
     def __init__(self, task: str, num_envs: int, horizon: int = 1000) -> None:
-        if task not in TASKS:
-            raise unknown("task", task, TASKS)
-        if horizon < 1:
-            raise ValueError(f"horizon={horizon}; want a positive number of steps, the package's own is 1000")
+        check(task, horizon)
         self.task, self.horizon, self.mujoco = TASKS[task], horizon, simulator()
-        path = assets.find("humanoidbench") / "envs" / f"h1_pos_{task}.xml"
-        self.model = model = self.mujoco.MjModel.from_xml_path(str(path))
+        self.model = model = model_of(task)
         trim()
         self.spec = self.mujoco.mjtState.mjSTATE_INTEGRATION.value
         self.state_size = self.mujoco.mj_stateSize(model, self.spec)
         self.observation_size = model.nq + model.nv
         self.action_low, self.action_high = np.full(model.nu, -1.0), np.full(model.nu, 1.0)
-        low, high = model.actuator_ctrlrange.astype(np.float32).T.copy()
-        self.control_low, self.control_range = low, high - low
-        names = [model.geom(i).name for i in range(model.ngeom)]
-        self.is_pole = np.array(["pole_r" in name for name in names])
+        self.control_low, self.control_range = control_range(model)
+        self.places = places(model)
         self.data = [self.mujoco.MjData(model) for _ in range(num_envs)]
         self.renderer: Any = None
         self._measurements()
@@ -103,8 +135,7 @@ class HumanoidBench:
         force, velocity, touched = np.zeros((n, model.nu)), np.zeros((n, 3)), np.zeros(n, bool)
         head, left, right, upright = scalars
         self.measured = Measured(height, head, left, right, upright, force, velocity, touched)
-        torso, sensor = model.body("torso_link").id, model.sensor("pelvis_subtreelinvel").adr[0]
-        sites = [model.site(name).id for name in ("head", "left_foot", "right_foot")]
+        torso, sensor, sites, _ = self.places
         self.simulations = []
         for i, data in enumerate(self.data):
             heights = [(scalars[k, i : i + 1], data.site_xpos[site, 2:]) for k, site in enumerate(sites)]
@@ -136,9 +167,7 @@ class HumanoidBench:
 
     def step(self, action: Float[np.ndarray, "env act"]) -> Stepped:
         self._simulate(action)
-        name, least = self.task.least
-        terminated = getattr(self.measured, name) < least
-        reward = self.task.reward(self.measured)
+        terminated, reward = self.task.terminated(self.measured), self.task.reward(self.measured)
         self.returned += reward
         return self.observation.copy(), reward, terminated, self.returned >= self.task.success_bar
 
@@ -151,11 +180,12 @@ class HumanoidBench:
             mj_step(model, data, FRAME_SKIP)
             for to, value in reads:
                 to[:] = value
-        if self.is_pole.any():
+        poles = self.places.poles
+        if poles.any():
             touched = self.measured.touched
             for i, data in enumerate(self.data):
                 # Poles stand still and so does the floor: what touches one is the robot.
-                touched[i] = data.ncon > 0 and self.is_pole[data.contact.geom].any()
+                touched[i] = data.ncon > 0 and poles[data.contact.geom].any()
 
     def get_state(self) -> State:
         """A step begins from these alone: mujoco computes the rest again, and rewards keep only their sum."""

@@ -1,18 +1,19 @@
-"""Rewards of HumanoidBench's H1 tasks for all environments at once.
+"""Rewards of HumanoidBench's H1 tasks for all environments at once, of numpy's arrays or of JAX's.
 
 They are products of tolerances: 1 where a number is as wanted, falling with its distance from there in one of three
-shapes. The order of products is the package's, so that the roundings are.
+shapes. The order of products is the package's, so that the roundings are. Worker processes give float64 and have no
+jax; simulators on a GPU give float32 inside a compiled program. The equations are the same.
 """
 
-from typing import NamedTuple
+import math
+from typing import Any, NamedTuple
 
-import numpy as np
 from jaxtyping import Bool, Float
 
-Row = Float[np.ndarray, " env"]
-Array = Float[np.ndarray, "*shape"]
+Row = Float[Any, " env"]
+Array = Float[Any, "*shape"]
 
-GAUSSIAN = np.sqrt(-2 * np.log(0.1))
+GAUSSIAN = math.sqrt(-2 * math.log(0.1))
 """Standard deviations at which a Gaussian has fallen to 0.1: its value at the margin."""
 
 HEAD = 1.65
@@ -36,41 +37,48 @@ class Measured(NamedTuple):
     left_foot: Row
     right_foot: Row
     upright: Row  # z of the torso's own z axis
-    force: Float[np.ndarray, "env act"]
-    velocity: Float[np.ndarray, "env 3"]  # of the centre of mass
-    touched: Bool[np.ndarray, " env"]  # a pole
+    force: Float[Any, "env act"]
+    velocity: Float[Any, "env 3"]  # of the centre of mass
+    touched: Bool[Any, " env"]  # a pole
+
+
+def library(array: Any) -> Any:
+    """numpy or jax.numpy: whose array it is."""
+    return array.__array_namespace__()
 
 
 def gaussian(x: Array) -> Array:
-    return np.exp(-0.5 * (x * GAUSSIAN) ** 2)
+    return library(x).exp(-0.5 * (x * GAUSSIAN) ** 2)
 
 
 def linear(x: Array) -> Array:
-    return np.where(np.abs(x) < 1, 1 - x, 0.0)
+    return library(x).where(abs(x) < 1, 1 - x, 0.0)
 
 
 def quadratic(x: Array) -> Array:
-    return np.where(np.abs(x) < 1, 1 - x**2, 0.0)
+    return library(x).where(abs(x) < 1, 1 - x**2, 0.0)
 
 
 def upright(measured: Measured, enough: float) -> Row:
-    return np.where(measured.upright >= enough, 1.0, linear((enough - measured.upright) / 1.9))
+    value = measured.upright
+    return library(value).where(value >= enough, 1.0, linear((enough - value) / 1.9))
 
 
 def tall(height: Row, enough: float, margin: float) -> Row:
-    return np.where(height >= enough, 1.0, gaussian((enough - height) / margin))
+    return library(height).where(height >= enough, 1.0, gaussian((enough - height) / margin))
 
 
 def small_control(measured: Measured) -> Row:
     """Between 0.8 and 1: the mean over actuators, each of which counts below 10 Nm."""
     # Rows are contiguous, so numpy sums each of them in the same order however many there are.
-    return (4 + quadratic(np.abs(measured.force) / 10).mean(axis=1)) / 5
+    return (4 + quadratic(abs(measured.force) / 10).mean(axis=1)) / 5
 
 
 def forward(measured: Measured, speed: float) -> Row:
     """Between 1/6 and 1, which is reached at `speed` (m/s)."""
     velocity = measured.velocity[:, 0]
-    return (5 * np.where(velocity >= speed, 1.0, linear((speed - velocity) / speed)) + 1) / 6
+    fast = library(velocity).where(velocity >= speed, 1.0, linear((speed - velocity) / speed))
+    return (5 * fast + 1) / 6
 
 
 def standing(measured: Measured) -> Row:
@@ -78,7 +86,7 @@ def standing(measured: Measured) -> Row:
 
 
 def stand(measured: Measured) -> Row:
-    still = gaussian(np.abs(measured.velocity[:, :2]) / 2)
+    still = gaussian(abs(measured.velocity[:, :2]) / 2)
     return small_control(measured) * standing(measured) * ((still[:, 0] + still[:, 1]) / 2)
 
 
@@ -92,7 +100,7 @@ def run(measured: Measured) -> Row:
 
 def pole(measured: Measured) -> Row:
     reward = 0.5 * (small_control(measured) * standing(measured)) + 0.5 * forward(measured, 0.5)
-    return reward * np.where(measured.touched, POLE_TOUCHED, 1.0)
+    return library(reward).where(measured.touched, reward * POLE_TOUCHED, reward)
 
 
 def climb(measured: Measured) -> Row:

@@ -117,6 +117,7 @@ class MetaWorld:
 
     tasks: ClassVar[tuple[str, ...]] = tuple(TASKS)
     same_sizes: ClassVar[bool] = True
+    mujoco_version: ClassVar[str] = "3.3.0"
 
     def __init__(
         self, task: str, num_envs: int, goals: str = "random", horizon: int = 500, one_hot: bool = False

@@ -18,6 +18,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike
 
+from sphere.envs import worker_path
 from sphere.envs.batch import Region, Spec, State, Suite, check_state, record, streams_of
 from sphere.envs.handles import Worker, WorkerError, anonymous_memory, check_importable, cores, dismiss, extend, start
 from sphere.envs.statistics import EpisodeSums
@@ -65,10 +66,11 @@ class Pool(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
             raise ValueError(f"num_envs={num_envs} for {len(seeds)} run seeds; want at least one of each")
         if not timeout > 0:
             raise ValueError(f"timeout={timeout}; want a positive number of seconds")
-        here = workers == 0 or (workers is None and cores() < MANY)
-        workers = min(cores() - here if workers is None else workers, total - here)
-        if workers < 0:
+        if workers is not None and workers < 0:
             raise ValueError(f"workers={workers}; want 0 (in this process) or more")
+        apart = worker_path.apart(suite)  # then nothing is simulated in this process
+        here = not apart and (workers == 0 or (workers is None and cores() < MANY))
+        workers = min(max(cores() - here if workers is None else workers, apart), total - here)
         if task not in suite.tasks:
             raise unknown("task", task, suite.tasks)
         self._suite, self.task = suite, task
@@ -92,7 +94,8 @@ class Pool(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         """Start the workers and set up spaces and rows by what they say; `here`: the first share is this process's."""
         if len(self._parts) > here:
             check_importable(self._suite)
-        start(here, self._parts, self._memory, timeout, self._workers)
+        path = [str(worker_path.folder())] if worker_path.apart(self._suite) else []
+        start(here, self._parts, self._memory, timeout, self._workers, path)
         dtype = self._adopt(self._call("begin", arguments))
         self._rows = np.frombuffer(self.share(self.num_envs * dtype.itemsize)[1], dtype, self.num_envs)
         files = [self._memory.fileno()] * len(self._parts)

@@ -20,9 +20,12 @@ class Statistics:
         return Statistics(np.zeros((runs, obs_size)), np.ones((runs, obs_size)), np.full(runs, 1e-4))
 
     def update(self, obs: np.ndarray) -> None:
-        """Merge a batch [run, env, obs] (Chan et al.: the parallel algorithm for moments)."""
+        """Merge a batch [run, env, obs]."""
         batch = obs.astype(np.float64)
-        mean, var, count = batch.mean(axis=1), batch.var(axis=1), batch.shape[1]
+        self.merge(batch.mean(axis=1), batch.var(axis=1), batch.shape[1])
+
+    def merge(self, mean: np.ndarray, var: np.ndarray, count: int) -> None:
+        """Merge the moments [run, obs] of so many observations of each run (Chan et al.: the parallel algorithm)."""
         total = (self.count + count)[:, None]
         delta = mean - self.mean
         weight = self.count[:, None]

@@ -32,7 +32,8 @@ def _check_same(path: Path, settings: Mapping[str, Any]) -> None:
         before, now = files.flatten(run_directory.read_config(path)["settings"]), files.flatten(files.plain(settings))
     except (OSError, ValueError, TypeError, KeyError):
         return  # not there, damaged or of another version: the checkpoint decides whether it fits
-    if changed := [name for name in now if name not in UNIMPORTANT and now[name] != before.get(name)]:
+    # a setting that a record lacks is newer than it, and was what it is by default
+    if changed := [name for name in now if name not in UNIMPORTANT and now[name] != before.get(name, now[name])]:
         raise ValueError(
             f"{path / 'config.json'} has another {', '.join(changed)} than {FLEET} says now; a fleet continues with "
             "the settings it began with: put them back, or start another fleet"
@@ -81,12 +82,13 @@ class FleetDirectory:
         wandb: str | None,
         resume: bool,
         lock: IO[str] | None = None,
+        simulators: Mapping[str, str] | None = None,
     ):
         self.directory, self.lock = directory, lock
         self.mirrors = _wandb_runs(directory, records, wandb) if wandb else []
         # what was sent before a kill and is trained again is not sent again
         self.sent = [int(one.summary.get("step") or 0) if resume else 0 for one in self.mirrors]
-        self.environment = provenance.describe()
+        self.environment = provenance.describe(simulators)
         self.seeds = [one.seed for one in records]
         self.paths = [directory / one.name for one in records]
         self.runs: list[RunDirectory] = []

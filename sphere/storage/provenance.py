@@ -12,12 +12,13 @@ import sphere
 from sphere.storage.files import read_json, write_json
 
 ENVIRONMENT = "environment.json"
-PACKAGES = ("jax", "jaxlib", "equinox", "optax", "numpy", "mujoco", "metaworld", "gymnasium")
+PACKAGES = ("jax", "jaxlib", "equinox", "optax", "numpy", "mujoco", "mujoco-mjx", "warp-lang", "metaworld", "gymnasium")
+"""Of this process. Simulators may be others: a source says which (`simulators`)."""
 RESUMED = "resumed"
 
 
-def describe() -> dict[str, Any]:
-    """The environment of this process, for environment.json. Starts jax's backend."""
+def describe(simulators: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """The environment of this process, for environment.json, and what simulates for it. Starts jax's backend."""
     import jax  # only this function needs it, and it takes a second to import
 
     devices = jax.devices()
@@ -31,7 +32,7 @@ def describe() -> dict[str, Any]:
         "x64": jax.config.jax_enable_x64,  # type: ignore[attr-defined]
         "cpus": os.cpu_count(),
         "platform": platform.platform(),
-    }
+    } | ({"simulators": dict(simulators)} if simulators else {})
 
 
 def amended(recorded: Mapping[str, Any], step: int, now: Mapping[str, Any]) -> dict[str, Any]:

@@ -219,7 +219,8 @@ def train(config: FleetConfig, directory: Path, *, resume: bool = False, quiet: 
         spec = fleet.groups[0].source.spec._asdict()
         if not resume:
             files.write_json(directory / FLEET, {"format": files.FORMAT, "spec": spec, "settings": to_json(config)})
-        records = FleetDirectory(directory, run_records(config, spec), config.wandb, resume, lock)
+        simulators = getattr(fleet.groups[0].source, "simulators", None)
+        records = FleetDirectory(directory, run_records(config, spec), config.wandb, resume, lock, simulators)
         progress, notes = _begin(fleet, records, resume, quiet)
         for note in notes:
             progress.say(note)
