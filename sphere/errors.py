@@ -12,25 +12,32 @@ class UserError(ValueError):
 
 
 def in_range(settings: Any, bounds: Mapping[str, tuple[float | None, float | None]], prefix: str = "") -> None:
-    """Refuse numbers among the settings that lie outside their bounds (None: unbounded) or are not finite."""
-    for name, (low, high) in bounds.items():
+    """Refuse numbers among the settings that lie outside their bounds (None: unbounded), and any that is not finite or
+    not of its type."""
+    every = {name: (None, None) for name in type(settings).__dataclass_fields__ if _declared(settings, name)[0]}
+    for name, (low, high) in {**every, **bounds}.items():
         value = getattr(settings, name)
-        if value is None:
+        kind, optional = _declared(settings, name)
+        if value is None and optional:
             continue
         if (
-            not _is_number(value, whole=_declared(settings, name) is int)
+            not _is_number(value, whole=kind is int)
             or (low is not None and value < low)
             or (high is not None and value > high)
         ):
             wanted = [f"at least {low:g}" if low is not None else "", f"at most {high:g}" if high is not None else ""]
-            kind = "whole number" if _declared(settings, name) is int else "number"
-            raise UserError(f"{prefix}{name}={value!r:.40}; want a {kind}, {' and '.join(filter(None, wanted))}")
+            told = " and ".join(filter(None, wanted))
+            what = "whole number" if kind is int else "number"
+            raise UserError(f"{prefix}{name}={value!r:.40}; want a {what}, {told or 'and a finite one'}")
 
 
-def _declared(settings: Any, name: str) -> Any:
-    """The type of a setting; of an optional one, its type where it is given."""
+def _declared(settings: Any, name: str) -> tuple[type | None, bool]:
+    """The type of a setting, if it is a number, and whether it may be left open."""
     kind = type(settings).__dataclass_fields__[name].type
-    return int if kind == (int | None) else kind
+    for number in (int, float):
+        if kind == number or kind == (number | None):
+            return number, kind != number
+    return None, True
 
 
 def _is_number(value: Any, whole: bool) -> bool:

@@ -18,7 +18,9 @@ from sphere.algos.learner import DataSpec, Learner
 from sphere.algos.source import Outcomes, Source
 from sphere.errors import UserError, unknown
 from sphere.storage import checkpoint
-from sphere.storage.fleet_directory import read_fleet
+from sphere.storage.fleet_directory import FLEET, check_same, read_fleet
+from sphere.training import limits
+from sphere.training.describe import run_records
 from sphere.training.fleet import KEEP_ALL, program_of
 from sphere.training.settings import FleetConfig, from_json
 
@@ -55,9 +57,7 @@ class SavedFleet:
 
     @classmethod
     def open(cls, directory: Path) -> "SavedFleet":
-        written = read_fleet(directory)
-        config = from_json(written["settings"])
-        spec = DataSpec(**{name: _tuple(value) for name, value in written["spec"].items()})
+        config, spec = _settings(directory)
         learner, seeds, numbers = program_of(config)
         like = jax.eval_shape(lambda: rows.init(learner, spec, seeds, numbers))
         saved = checkpoint.read_latest(directory)
@@ -90,6 +90,7 @@ class SavedFleet:
     def evaluate(self, task: str, episodes: int, run: int | None = None) -> Outcomes:
         """Deterministic episodes of all runs, or of one, on environments of their own; the same ones every time."""
         chosen = slice(None) if run is None else slice(run, run + 1)
+        limits.check_episodes(episodes * (len(self.config.runs) if run is None else 1))
         seeds = [one.seed for one in self.config.runs][chosen]
         policy = jax.tree.map(lambda leaf: leaf[chosen], self.policy)
         saved = jax.tree.map(lambda leaf: leaf[_rows(leaf, chosen, len(self.config.runs))], self.source)
@@ -147,6 +148,21 @@ class Policy:
         """Means over deterministic episodes on a task, by default the one that training was at; starts simulators."""
         wanted = self.fleet.config.full_name(task or self.fleet.task)
         return self.fleet.evaluate(wanted, episodes, self.row).means(1)[0]
+
+
+def _settings(directory: Path) -> tuple[FleetConfig, DataSpec]:
+    """Of the fleet in a directory, which are those that its runs' records name."""
+    try:
+        written = read_fleet(directory)
+        config = from_json(written["settings"])
+        spec = DataSpec(**{name: _tuple(value) for name, value in written["spec"].items()})
+        records = run_records(config, spec._asdict())
+    except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
+        reason = f"it has no {error}" if isinstance(error, KeyError) else error
+        raise UserError(f"{directory / FLEET} cannot be read: {reason}") from None
+    for one in records:
+        check_same(directory / one.name, one.config["settings"])
+    return config, spec
 
 
 def _rows(leaf: np.ndarray, chosen: slice, runs: int) -> slice:

@@ -244,7 +244,8 @@ def _solve(solver, matrix):
     # eigvalsh of a matrix with one NaN can return finite numbers, so it is not shown any.
     values = solver(finite_or_zero(matrix))
     zero = max(matrix.shape) * jnp.finfo(matrix.dtype).eps * jnp.max(values)
-    return values, jnp.where(jnp.all(jnp.isfinite(matrix)), jnp.where(values <= zero, 0.0, values), jnp.nan)
+    known = jnp.all(jnp.isfinite(matrix)) & jnp.all(jnp.isfinite(values))  # at the end of the range they overflow
+    return values, jnp.where(known, jnp.where(values <= zero, 0.0, values), jnp.nan)
 
 
 @jax.jit

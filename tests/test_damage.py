@@ -1,10 +1,15 @@
 """Of 500 randomly damaged files none changes what tables are made of without a note, and none ends in a stack trace."""
 
 import hashlib
+import json
 import os
 import shutil
+import subprocess
+import sys
 
+import fleets
 import numpy as np
+import processes
 import pytest
 from made_runs import settings, write_run
 
@@ -139,6 +144,95 @@ def test_no_damage_changes_a_table_without_a_note(kind, tmp_path):
             render(loaded)
         shutil.rmtree(directory)
     assert changes > CASES / 2  # else the damage would be no test
+
+
+def test_what_checksums_no_longer_cover_is_said(tmp_path):
+    """One that lost a line, and a checkpoint that cannot be read: an edit would not be found."""
+    for seed in (0, 1):
+        write_run(tmp_path / "fleet" / f"rho0-seed{seed}", settings(seed))
+    export([tmp_path / "fleet"], tmp_path / "copies")
+    sums = tmp_path / "copies" / "fleet" / "rho0-seed0" / "SHA256SUMS"
+    sums.write_text("".join(line for line in sums.read_text().splitlines(True) if "metrics" not in line))
+    (note,) = load([tmp_path / "copies"]).notes
+    assert "SHA256SUMS does not name metrics.jsonl" in note
+    checkpoint_of(tmp_path / "fleet")
+    assert load([tmp_path / "fleet"]).notes == ()
+    (saved,) = (tmp_path / "fleet").glob("checkpoint-*.npz")
+    os.truncate(saved, 100)
+    (note,) = load([tmp_path / "fleet"]).notes
+    assert f"{saved} is damaged" in note
+
+
+def test_a_run_of_a_fleet_that_is_gone_is_named(tmp_path):
+    """A table of four runs instead of five would look like any other."""
+    for seed in (0, 1):
+        write_run(tmp_path / "fleet" / f"rho0-seed{seed}", settings(seed))
+    checkpoint_of(tmp_path / "fleet")
+    (tmp_path / "fleet" / "fleet.json").write_text("{}")
+    assert load([tmp_path]).notes == ()
+    shutil.rmtree(tmp_path / "fleet" / "rho0-seed1")
+    (note,) = load([tmp_path]).notes
+    assert f"{tmp_path / 'fleet' / 'rho0-seed1'} is gone" in note
+
+
+def test_a_link_to_a_run_is_named_and_not_followed(tmp_path):
+    for seed in (0, 1):
+        write_run(tmp_path / str(seed) / "run", settings(seed))
+    (tmp_path / "0" / "other").symlink_to(tmp_path / "1" / "run")
+    loaded = load([tmp_path / "0"])
+    assert [run.seed for run in loaded.runs] == [0]
+    (note,) = loaded.notes
+    assert f"{tmp_path / '0' / 'other'} is a link" in note
+    assert [run.seed for run in load([tmp_path / "0" / "other"]).runs] == [1]
+
+
+IN_ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+
+def test_a_report_is_the_same_in_any_locale(tmp_path):
+    """In a process of its own, whose files would be read as ASCII."""
+    write_run(tmp_path / "run", settings(says={"label": "Ä"}))
+    words = ["-m", "sphere", "report", str(tmp_path / "run"), "--no-figures", "-o"]
+    for name, more in (("usual", {}), ("ascii", IN_ASCII)):
+        process = processes.start(
+            [sys.executable, *words, str(tmp_path / name)],
+            env={**os.environ, **more, "PYTHONPATH": fleets.python_path(fleets.ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            cwd=tmp_path,
+        )
+        said = processes.ended(process)
+        assert process.returncode == 0, said
+    for path in (tmp_path / "usual" / "tables").iterdir():
+        assert path.read_bytes() == (tmp_path / "ascii" / "tables" / path.name).read_bytes()
+    assert "Ä" in (tmp_path / "ascii" / "index.html").read_text("utf-8")
+
+
+@pytest.mark.parametrize("name", ["steps_per_task", "learner__num_envs", "evaluation__episodes", "vary"])
+def test_a_number_that_nothing_can_be_computed_with_is_named(name, tmp_path):
+    """Wherever in the settings it stands; the rest of the page is made."""
+    write_run(tmp_path / "seed1", settings(1))
+    run = write_run(tmp_path / "seed0", settings(0))
+    config = settings(0, **{name: {"learning_rate": [10**400]} if name == "vary" else 10**400})
+    (run / "config.json").write_text(json.dumps(config))
+    loaded = load([tmp_path])
+    assert [one.seed for one in loaded.runs] == [1]
+    (note,) = loaded.notes
+    assert str(run) in note
+    render(loaded)
+
+
+def test_half_a_success_is_none_even_where_the_mean_is_right(tmp_path):
+    """A success and a failure, each made a half: no mean and no order tells."""
+    for seed in (0, 1):
+        run = write_run(tmp_path / f"seed{seed}", settings(seed))
+    lines = (run / "episodes.jsonl").read_text().splitlines(True)
+    for word in ("true", "false"):
+        place = next(i for i, line in enumerate(lines[:4]) if f'"success_at_end": {word}' in line)
+        lines[place] = lines[place].replace(f'"success_at_end": {word}', '"success_at_end": 0.5')
+    (run / "episodes.jsonl").write_text("".join(lines))
+    (note,) = load([tmp_path]).notes
+    assert "success_at_end 0.5, wanted 0 or 1" in note
 
 
 def test_an_empty_record_is_named(tmp_path):

@@ -1,19 +1,23 @@
 """The demo keeps what is there, goes on with it, and shows the records' own numbers; several methods by one command."""
 
+import hashlib
 import io
 import json
 import sys
 from pathlib import Path
 
 import fleets
+import numpy as np
 import pytest
 
+from sphere.algos.source import Outcomes
 from sphere.cli import demo
 from sphere.cli.main import main
 from sphere.launch.jobs import FLEETS
-from sphere.storage import files
+from sphere.storage import checkpoint, files
+from sphere.storage.fleet_directory import FleetDirectory
 from sphere.training import loop, progress
-from sphere.training.describe import method_names
+from sphere.training.describe import method_names, run_records
 from sphere.training.settings import to_json
 
 PNG = b"\x89PNG"
@@ -33,20 +37,32 @@ class Trained:
         if self.stop_in == directory.name:
             self.stop_in = None
             raise loop.Interrupted("stopped after step 64; continue with: sphere resume it")
-        for run in config.runs:
-            write_evaluations(directory / run.name, run.numbers["rho"], run.seed)
-        (directory / f"checkpoint-{config.total_iterations:08d}.npz").touch()
+        write_evaluations(config, directory)
+        checkpoint.save(directory, config.total_iterations, {}, {})
 
 
-def write_evaluations(path: Path, rho: float, seed: int) -> None:
+EPISODES = 10
+
+
+def write_evaluations(config, directory: Path) -> None:
     """Two on each task. Seed 0 has success 0.2, 0.4 on the first task, seed 1 twice that; more with the penalty."""
-    path.mkdir(exist_ok=True)
-    lines = []
+    records = FleetDirectory(directory, run_records(config, fleets.SPEC), None, resume=False)
+    records.begin(None, None)
     for place in range(4):
-        success = (0.2 + 0.2 * (place % 2)) * (1 + seed) + rho
-        values = {"evaluation/success_at_end": success, "heldout/ntk_rank": 10.0 + place + seed}
-        lines.append({"step": 64 * (place + 1), "task": "", "task_index": place // 2, "wall": 0.0, **values})
-    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        share = np.array([(0.2 + 0.2 * (place % 2)) * (1 + run.seed) + run.numbers["rho"] for run in config.runs])
+        number = np.tile(np.arange(EPISODES), len(config.runs))
+        reached = number < np.repeat(np.round(share * EPISODES), EPISODES)
+        columns = {"return": 0.0 * number, "length": number, "success_once": reached, "success_at_end": reached}
+        found = Outcomes(np.repeat(np.arange(len(config.runs)), EPISODES), number, columns)
+        step, index = 640 * (place // 2) + 64 * (place % 2 + 1), place // 2
+        records.episodes(step, config.tasks[index], index, "evaluation", found)
+        means = found.means(len(config.runs))
+        values = [
+            {f"evaluation/{name}": mean for name, mean in one.items()} | {"heldout/ntk_rank": 10.0 + place + run.seed}
+            for one, run in zip(means, config.runs, strict=True)
+        ]
+        records.event(step, values, config.tasks[index], index)
+    records.close()
 
 
 @pytest.fixture
@@ -77,6 +93,40 @@ def test_a_second_demo_shows_the_first_and_trains_nothing(trained, capsys):
     assert (Path("runs/demo") / "demo.png").read_bytes().startswith(PNG)
     assert trained.calls == [(Path("runs/demo"), False)]
     assert not Path("runs/demo-2").exists()
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "code", "sentence"),
+    [
+        ('"heldout/ntk_rank": 10.0', '"heldout/ntk_rank": 99.0', 0, "metrics.jsonl was changed"),
+        (
+            '"evaluation/success_at_end": 0.2',
+            '"evaluation/success_at_end": 0.9',
+            1,
+            "cannot be read: metrics.jsonl says",
+        ),
+        ('"heldout/ntk_rank"', '"heldout/rank"', 1, "lacks evaluations of a finished demo"),
+    ],
+)
+def test_a_demo_whose_records_were_changed_says_so(before, now, code, sentence, trained, capsys):
+    """Its table goes through the reader of all records."""
+    assert main(["demo"]) == 0
+    runs = Path("runs/demo")
+    sums = {
+        path.name: {
+            name: {"bytes": None, "sha256": hashlib.sha256((path / name).read_bytes()).hexdigest()}
+            for name in ("config.json", "metrics.jsonl", "episodes.jsonl")
+        }
+        for path in runs.glob("rho*")
+    }
+    checkpoint.save(runs, fleets.TINY.total_iterations, {}, {"checksums": sums})
+    assert main(["demo"]) == 0
+    capsys.readouterr()
+    record = runs / "rho0-seed0" / "metrics.jsonl"
+    assert before in record.read_text()
+    record.write_text(record.read_text().replace(before, now))
+    assert main(["demo"]) == code
+    assert sentence in capsys.readouterr().err
 
 
 def test_a_demo_that_was_stopped_goes_on_and_draws_its_figure(trained, capsys):

@@ -88,6 +88,20 @@ def test_only_what_the_reader_accepts_is_copied(fleet, tmp_path):
         shutil.rmtree(tmp_path / "out")
 
 
+@pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "episodes.jsonl", ""])
+def test_a_run_that_lacks_a_file_or_is_gone_is_named(name, fleet, tmp_path):
+    runs = shutil.copytree(fleet, tmp_path / "runs")
+    if name:
+        (runs / "rho0-seed0" / name).unlink()
+    else:
+        shutil.rmtree(runs / "rho0-seed0")
+    notes: list[str] = []
+    (written,) = export([runs], tmp_path / "out", notes=notes)
+    assert written.name == "rho0.1-seed0"
+    (note,) = notes
+    assert f"{runs / 'rho0-seed0'} {f'was left out: it has no {name}' if name else 'is gone'}" in note
+
+
 def test_nothing_is_copied_through_a_link(fleet, tmp_path):
     (tmp_path / "secret").write_text("mine")
     runs = shutil.copytree(fleet, tmp_path / "runs")
@@ -114,7 +128,7 @@ def test_nothing_is_copied_through_a_link(fleet, tmp_path):
 def test_a_folder_of_somebody_else_is_no_run(tmp_path):
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "config.json").write_text("{}")
-    with pytest.raises(ValueError, match="no run in"):
+    with pytest.raises(ValueError, match=r"nothing was exported: .*theirs was left out: it has no metrics.jsonl"):
         export([tmp_path / "theirs"], tmp_path / "out")
 
 

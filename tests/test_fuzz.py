@@ -89,7 +89,8 @@ def cut_or_changed(rng, data):
     return bytes_changed(rng, data)
 
 
-COMMANDS = ["train", "train", "train", "resume", "eval", "show", "report", "export", "watch", "experiment", "nothing"]
+COMMANDS = """train train train resume eval show report export watch experiment demo render heldout data verify assets
+nothing""".split()
 OPTIONS = """--preset --out --dry-run --quiet --seeds --rho --tasks --method --actor --vary --steps-per-task
 --ppo.num-envs --ppo.batch-size --ppo.actor.width --ppo.actor.split --evaluation.every --evaluation.heldout
 --sphere.variant --learner --checkpoint-every --protocol --workers --sharing --host --port --score --every -o --scale

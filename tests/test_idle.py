@@ -7,6 +7,9 @@ import pytest
 from fleets import TINY, changed
 from made_runs import settings, write_run
 
+from sphere.algos import fleet as rows
+from sphere.cli.main import main
+from sphere.methods import Sphere
 from sphere.methods.cbp import CBP
 from sphere.report.load import load
 from sphere.training.loop import train
@@ -21,6 +24,44 @@ def test_a_training_shorter_than_cbps_maturity_says_so_and_so_does_its_report(ma
     train(config, tmp_path / "fleet")
     assert ("cbp has reset no unit" in capsys.readouterr().err) == idle
     assert any("cbp has reset no unit" in note for note in load([tmp_path]).notes) == idle
+
+
+@pytest.mark.parametrize(("rho", "noted"), [(1e-30, True), (0.5, False)])
+def test_a_training_says_which_of_its_runs_cannot_be_told_apart(rho, noted, tmp_path, capsys):
+    """Of one seed: a penalty of that weight is lost in rounding."""
+    method = Sphere(coefficient="fixed")
+    learner = changed(SHORT.learner, methods=(method,))
+    train(changed(SHORT, rho=(0.0, rho), seeds=(0, 1), learner=learner), tmp_path / "fleet")
+    said = capsys.readouterr().err
+    for seed in (0, 1):
+        assert (f"rho{rho:g}-seed{seed} has the very numbers of rho0-seed{seed} at every evaluation" in said) == noted
+    assert "seed1 has the very numbers of rho0-seed0" not in said
+
+
+@pytest.mark.parametrize(("felt", "warned"), [(0.01, True), (0.1, False)])
+def test_a_training_warns_once_of_a_penalty_that_is_not_felt(felt, warned, tmp_path, capsys, monkeypatch):
+    """What an update says of it is put in its place: how short a penalty's gradient is depends on the network."""
+    original = rows.update
+
+    def update(*arguments):
+        state, metrics = original(*arguments)
+        return state, {**metrics, "felt": np.full_like(metrics["felt"], felt)}
+
+    monkeypatch.setattr(rows, "update", update)
+    learner = changed(SHORT.learner, methods=(Sphere(),))
+    train(changed(SHORT, rho=(0.1,), learner=learner), tmp_path / "fleet")
+    assert capsys.readouterr().err.count("rho 0.1 is felt as 0.01 only") == warned
+
+
+def test_several_methods_that_cannot_be_told_apart_are_named_when_all_are_trained(tmp_path, capsys):
+    words = "--seeds 0 --steps-per-task 64 --tasks reach-north --workers 0 --evaluation.episodes 2".split()
+    words += "--ppo.num-envs 4 --ppo.rollout-steps 16 --ppo.batch-size 32 --ppo.epochs 1 --evaluation.heldout 8".split()
+    words += "--ppo.actor.width 8 --ppo.actor.depth 1 --ppo.critic.width 8 --ppo.critic.depth 1".split()
+    out = tmp_path / "both"
+    assert main(["train", "--preset", "probe-crl", "--method", "none", "cbp", "--out", str(out), *words]) == 0
+    said = capsys.readouterr().err
+    assert "has the very numbers of" in said
+    assert said.count("one of the two methods did nothing") == 1
 
 
 def with_felt(path, felt):

@@ -1,36 +1,38 @@
 """What a user can do wrong is answered by a sentence with path and remedy; a stack trace comes by SPHERE_DEBUG
 alone."""
 
-import dataclasses
 import errno
+import json
 import os
 import shutil
 import subprocess
 import sys
 
 import fleets
-import numpy as np
 import processes
 import pytest
 from fleets import TINY, changed
+from made_runs import settings, write_run
 
-from sphere.cli.main import in_a_sentence, main
+import sphere
+from sphere.cli.main import main
 from sphere.envs import heldout
-from sphere.storage import checkpoint
-from sphere.training import limits, loop, plan
+from sphere.report.page import write_report
+from sphere.storage import checkpoint, files
+from sphere.storage.run_directory import RunDirectory
 from sphere.training.loop import train
+from sphere.training.sentences import in_a_sentence
+from sphere.training.settings import to_json
 
 ONE = changed(TINY, seeds=(0,), rho=(0.0,), steps_per_task=192, workers=0)
 MANY_DIGITS = "9" * 400
 
 
-@pytest.fixture
-def nothing_is_opened(monkeypatch):
-    def opened(*_):
-        raise AssertionError("work began before the bounds were checked")
-
-    monkeypatch.setattr(loop, "Fleet", opened)
-    monkeypatch.setattr(plan, "Fleet", opened)
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("trained") / "fleet"
+    train(changed(ONE, steps_per_task=64), directory, quiet=True)
+    return directory
 
 
 def said(capsys, words):
@@ -43,55 +45,6 @@ def said(capsys, words):
     assert "Traceback" not in text
     assert (code, text[:8]) == (1, "sphere: ") or (code == 2 and "error" in text.lower())
     return text
-
-
-# Bounds before work
-
-TOO_MUCH = [
-    (["--ppo.num-envs", "1000000000"], "8,107 GiB"),  # 2 runs of 128e9 samples and 1e9 environments
-    (["--ppo.actor.width", "1000000000"], "PiB"),
-    (["--steps-per-task", "1000000000000"], "steps"),
-    (["--steps-per-task", MANY_DIGITS], "steps"),
-    (["--evaluation.heldout", "1000000000"], "held-out states"),
-    (["--evaluation.episodes", "1000000000000"], "environments for evaluation"),
-    (["--ppo.num-envs", MANY_DIGITS], "PiB"),
-    (["--ppo.actor.experts", "100000000000"], "networks"),
-]
-
-
-@pytest.mark.parametrize(("words", "sentence"), TOO_MUCH)
-@pytest.mark.parametrize("dry", [["--dry-run"], []])
-def test_what_the_machine_cannot_hold_is_refused_with_a_number(
-    words, sentence, dry, tmp_path, capsys, nothing_is_opened
-):
-    text = said(capsys, ["train", "--preset", "probe-crl", "--out", str(tmp_path / "a"), *words, *dry])
-    assert sentence in text
-    assert any(character.isdigit() for character in text)
-    assert not (tmp_path / "a").exists()
-
-
-def test_the_bounds_are_below_what_a_fleet_takes():
-    """Of one that is known: its networks and its data as they are made."""
-    fleet = loop.Fleet(ONE, fleets.ROOT)
-    try:
-        fleet.begin_task()
-        held = sum(leaf.nbytes for leaf in __import__("jax").tree.leaves(fleet.state))
-        data = fleet.learner.trial(fleet.groups[0].source.spec, 1)[1]
-    finally:
-        fleet.close()
-    # parameters and Adam's moments are three quarters of what is counted: gradients are not in the state
-    assert sum(map(limits.network_bytes, ONE.learner.nets.values())) * 3 / 4 <= held
-    samples = int(np.prod(np.asarray(data["reward"]).shape))
-    assert samples * limits.SAMPLE <= sum(np.asarray(leaf).nbytes for leaf in data.values())
-
-
-@pytest.mark.parametrize(("every", "steps"), [(256, 640), (64, 640), (10, 640), (100, 640), (1000, 640), (63, 64)])
-def test_evaluations_are_counted_by_arithmetic(every, steps):
-    config = changed(TINY, steps_per_task=steps, evaluation=dataclasses.replace(TINY.evaluation, every=every))
-    length = config.iteration_steps
-    due = {-(-step // length) for step in range(every, config.task_steps, every)} | {config.iterations_per_task}
-    assert config.evaluations() == due
-    assert config.evaluation_count == len(due)
 
 
 # Settings
@@ -113,17 +66,28 @@ def test_evaluations_are_counted_by_arithmetic(every, steps):
         ["--out", "/dev/null/x"],
         ["--out", "/dev/null"],
         ["--plugin", "$x"],
+        ["--sphere.floor", "5"],
+        ["--ppo.actor.depth", "1000000", "--ppo.actor.width", "1"],
+        ["--preset", "newsgroups", "--length", "1000000000"],
+        ["--preset", "newsgroups", "--vocabulary", "1000000000000"],
+        ["--preset", "newsgroups", "--classifier.actor.transformer.layers", "1000000000"],
+        ["--preset", "newsgroups", "--classifier.actor.transformer.heads", "0"],
+        ["--preset", "cifar100-mlp", "--classifier.examples", "1000000000001"],
+        ["--preset", "cifar100-mlp", "--classifier.examples", MANY_DIGITS],
     ],
 )
 def test_a_setting_that_cannot_be_is_answered_by_a_sentence(words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    said(capsys, ["train", "--preset", "probe-crl", *words])
+    said(capsys, ["train", *([] if "--preset" in words else ["--preset", "probe-crl"]), *words])
     assert list(tmp_path.iterdir()) == []
 
 
 WRONG_TYPES = """
 from sphere.algos.ppo import PPO
+from sphere.algos.td3 import TD3
+from sphere.methods import CBP, Parseval, ReDo, Sphere
 from sphere.nets import NetConfig
+from sphere.nets.transformer import TransformerConfig
 from sphere.training.settings import FleetConfig
 from sphere.envs.source import Environments
 
@@ -136,6 +100,16 @@ for name, make in [
     ("split", lambda: NetConfig(split=0)),
     ("token_size", lambda: NetConfig(token_size=0)),
     ("width", lambda: NetConfig(width=2.5)),
+    ("width", lambda: NetConfig(width=None)),
+    ("temperature", lambda: NetConfig(temperature=float("nan"))),
+    ("gamma", lambda: PPO(gamma=None)),
+    ("entropy_coefficient", lambda: PPO(entropy_coefficient="a")),
+    ("weight", lambda: PPO(methods=(Parseval(weight=float("nan")),))),
+    ("period", lambda: ReDo(period="a")),
+    ("maturity", lambda: CBP(maturity=2.5)),
+    ("target_scale", lambda: TD3(methods=(Sphere(placement="critic", target_scale=None),))),
+    ("layers", lambda: TransformerConfig(layers=2.5)),
+    ("patch", lambda: TransformerConfig(patch="4")),
     ("seeds", lambda: fleet(seeds=("a",))),
     ("seeds", lambda: fleet(seeds=(1.5,))),
     ("seeds", lambda: fleet(seeds=3)),
@@ -184,6 +158,72 @@ def test_a_damaged_heldout_file_is_named(data, tmp_path):
     (tmp_path / "probe.npz").write_bytes(data)
     with pytest.raises(ValueError, match=r"probe\.npz is damaged"):
         heldout.load(tmp_path / "probe.npz")
+
+
+@pytest.mark.parametrize("check", ["update", "humanoidbench"])
+def test_a_file_without_an_end_is_not_read(check, capsys):
+    assert "/dev/zero is not a regular file" in said(capsys, ["verify", check, "/dev/zero"])
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda written: written.pop("spec"), "fleet.json cannot be read: it has no 'spec'"),
+        (lambda written: written["spec"].update(strange=1), "fleet.json cannot be read"),
+        (lambda written: written["settings"]["source"].update(normalise_observations=False), "config.json has another"),
+    ],
+)
+def test_a_fleet_that_was_changed_is_not_evaluated(change, sentence, trained, tmp_path, capsys):
+    fleet = shutil.copytree(trained, tmp_path / "fleet")
+    written = json.loads((fleet / "fleet.json").read_text())
+    change(written)
+    (fleet / "fleet.json").write_text(json.dumps(written))
+    assert sentence in said(capsys, ["eval", str(fleet), "--episodes", "1"])
+    with pytest.raises(ValueError, match=sentence):
+        sphere.load(fleet / "rho0-seed0")
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"format": 2}', '{"format": 2, "fleets": 3}', '{"format": 1}'])
+def test_a_damaged_list_of_fleets_is_named(text, tmp_path, capsys):
+    (tmp_path / "fleets.json").write_text(text)
+    assert "fleets.json cannot be read" in said(capsys, ["resume", str(tmp_path)])
+
+
+def test_a_list_of_fleets_leads_to_no_other_place(tmp_path, capsys):
+    fleets_of = {"../elsewhere": to_json(ONE)}
+    (tmp_path / "fleets.json").write_text(json.dumps({"format": 2, "fleets": fleets_of}))
+    assert "'../elsewhere' is not the name of a directory" in said(capsys, ["resume", str(tmp_path)])
+
+
+def test_a_full_disk_is_named_where_the_system_does_not(tmp_path, capsys, monkeypatch):
+    """As it is when a line is written: the error itself has no path."""
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    fleets.write(ONE, tmp_path / "fleet")
+    monkeypatch.setattr(RunDirectory, "event", full)
+    assert f"{tmp_path / 'fleet'}: No space" in said(capsys, ["resume", str(tmp_path / "fleet"), "--quiet"])
+    monkeypatch.undo()
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space") as caught, files.atomic_write(tmp_path / "one") as file:
+        file.write(b"half")
+    assert caught.value.filename == str(tmp_path / "one")
+    assert not list(tmp_path.glob("one*"))
+
+
+def test_half_a_page_is_not_left_to_be_taken_for_somebody_elses(tmp_path, monkeypatch):
+    write_run(tmp_path / "run", settings())
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        write_report([tmp_path / "run"], tmp_path / "page", figures=False)
+    monkeypatch.undo()
+    assert list((tmp_path / "page").iterdir()) == []
+    write_report([tmp_path / "run"], tmp_path / "page", figures=False)
 
 
 def test_a_full_disk_says_what_is_saved_and_what_to_do(tmp_path, capsys, monkeypatch):
@@ -240,7 +280,7 @@ def test_a_closed_or_full_output_is_no_stack_trace(words):
         )
         text = process.communicate()[1]
     assert process.returncode == 1
-    assert text.startswith("sphere: ")
+    assert text.startswith("sphere: standard output: ")
     assert "No space left on device" in text
     assert "Traceback" not in text
     assert "Exception ignored" not in text

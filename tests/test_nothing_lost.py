@@ -57,6 +57,17 @@ def test_when_a_checkpoint_was_due_is_what_the_run_began_with(fleet, tmp_path):
     check_nothing_is_lost(tmp_path / "other", names, resume=True)
 
 
+def test_a_run_that_the_settings_no_longer_name_is_not_left_behind(tmp_path, capsys):
+    """Before the first checkpoint, which would not fit: a digit less in fleet.json would train fewer runs."""
+    fleets.write(fleets.TINY, tmp_path / "fleet")
+    path = tmp_path / "fleet" / "fleet.json"
+    written = json.loads(path.read_text())
+    written["settings"]["seeds"] = [1]
+    path.write_text(json.dumps(written))
+    assert main(["resume", str(tmp_path / "fleet")]) == 1
+    assert "has the run rho0-seed0, which fleet.json does not name now" in capsys.readouterr().err
+
+
 def test_records_without_a_fleet_are_not_trained_over(fleet, tmp_path):
     export([fleet], tmp_path / "results")
     before = contents(tmp_path / "results")

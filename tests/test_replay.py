@@ -1,5 +1,6 @@
 """The memory of off-policy learners: the table on the device, the files beside it, and both after a resume."""
 
+import hashlib
 from collections import deque
 
 import jax.numpy as jnp
@@ -113,6 +114,38 @@ def test_a_file_that_is_too_short_or_gone_is_named(make, tmp_path):
         file.read(0, 6)
 
 
+def test_files_of_others_are_left_alone(make, tmp_path):
+    (tmp_path / "replay-mine.bin").write_bytes(b"mine")
+    file = make()
+    file.append(rows(0, 6))
+    file.cut(0)
+    assert [path.name for path in tmp_path.iterdir()] == ["replay-mine.bin"]
+
+
+def test_checksums_are_those_of_the_files_that_a_mark_needs(make, tmp_path):
+    file = make()
+    file.append(rows(0, 6))
+    file.mark(first=1)
+    file.append(rows(6, 13))
+    file.mark(first=5)
+    for end, first in ((6, 0), (13, 1)):
+        wanted = {
+            f"replay-{number:06d}.bin": rows(4 * number, min(4 * number + 4, end)).tobytes()
+            for number in range(first, -(-end // 4))
+        }
+        assert file.checksums(end) == {
+            name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in wanted.items()
+        }
+    again = make()
+    again.cut(6, 1, file.checksums(6))
+    again.append(rows(6, 13))
+    again.mark(first=5)
+    assert again.checksums(13) == file.checksums(13)  # what a resumed run goes on with
+    (tmp_path / "replay-000001.bin").write_bytes(b"x" * 48)
+    with pytest.raises(ValueError, match=r"replay-000001.bin was changed"):
+        make().cut(13, 5, file.checksums(13))
+
+
 def test_after_a_task_switch_only_rows_of_the_new_task_count(tmp_path):
     """Whatever was there before: the first `filled` rows of the table are the new ones, before and after a resume."""
     learner = TD3(num_envs=2, rollout_steps=3, buffer_size=16, batch_size=4, learning_starts=4, methods=())
@@ -136,7 +169,7 @@ def test_after_a_task_switch_only_rows_of_the_new_task_count(tmp_path):
     saved = memory.tree()
     memory.close()
     again = Memory(learner, spec, [tmp_path])
-    again.restore(saved)
+    again.restore(saved, {})
     for table in (found["table"], again.table):
         np.testing.assert_array_equal(np.asarray(table)[0, :6, :4], 0.75)
         np.testing.assert_array_equal(np.asarray(table)[0, :6, 4], 1)

@@ -2,6 +2,7 @@
 
 import math
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -140,6 +141,18 @@ def test_records_are_told_by_their_settings(records, results):
     assert {run.method for run in one.found.loaded.runs} == {"PPO", "Top-K MoE", "SPHERE"}
     short = results["humanoidbench-rl"]  # its records have three of the ten million steps
     assert (short.paths, short.repeats, short.found) == ([], [], None)
+
+
+def test_no_pages_are_made_of_records_that_were_changed(tmp_path):
+    """A digit of a diagnostic, which no rule can find."""
+    run = next((ROOT / "results" / "cifar100-mlp").rglob("SHA256SUMS"), None)
+    assert run is not None, "copies have checksums"
+    copy = shutil.copytree(run.parent, tmp_path / "run")
+    assert len(archive(tmp_path).records) == 1
+    text = (copy / "metrics.jsonl").read_text()
+    (copy / "metrics.jsonl").write_text(text.replace('"heldout/ntk_rank": ', '"heldout/ntk_rank": 1', 1))
+    with pytest.raises(ValueError, match=r"no pages are made .*metrics\.jsonl was changed"):
+        archive(tmp_path)
 
 
 def test_a_verdict_is_that_of_the_kept_report(results):

@@ -198,8 +198,15 @@ def test_missing_data_say_how_to_get_them(tmp_path, monkeypatch):
     for module, one in ((cifar100, cifar100.CIFAR100), (newsgroups, newsgroups.Newsgroups)):
         monkeypatch.setenv("SPHERE_DATA", str(tmp_path))
         monkeypatch.setattr(module, "beside_checkout", lambda: tmp_path)
-        with pytest.raises(FileNotFoundError, match="get it with: sphere data"):
+        with pytest.raises(FileNotFoundError, match=f"get it with: sphere data get {module.__name__.split('.')[-1]}$"):
             one.load(Stream())
+
+
+@pytest.mark.parametrize("data", [b"", b"PK\x03\x04", b"text"])
+def test_a_damaged_data_set_is_named(data, tmp_path):
+    (tmp_path / "cifar100.npz").write_bytes(data)
+    with pytest.raises(ValueError, match=r"cifar100\.npz is damaged .* sphere data get cifar100"):
+        cifar100._load(tmp_path / "cifar100.npz", tmp_path)
 
 
 @needs_posts

@@ -72,7 +72,10 @@ def train(task, kind, directory, iterations=48, spoil=lambda data: data):
     numbers = {name: jnp.full(len(SEEDS), number, jnp.float32) for name, number in config.numbers.items()}
     numbers["rho"] = jnp.full(len(SEEDS), 0.1, jnp.float32)
     (source,) = Environments(workers=0).open(Wanted((f"probe/{task}",), config.rollout, 1, 0), [SEEDS])
-    memory = Memory(config, source.spec, [directory / str(seed) for seed in SEEDS])
+    places = [directory / str(seed) for seed in SEEDS]
+    for place in places:
+        place.mkdir()
+    memory = Memory(config, source.spec, places)
     try:
         source.enter(f"probe/{task}", None)
         state = fresh(config, source.spec, numbers)

@@ -75,6 +75,20 @@ def test_it_finds_the_action_that_the_data_are_scattered_around(recorded, tmp_pa
     assert lines[-1]["final/success_at_end"] == 1
 
 
+@pytest.mark.parametrize("change", [lambda obs: obs[1:], lambda obs: np.where(np.arange(1024)[:, None] == 7, 0, obs)])
+def test_another_data_set_of_the_same_name_is_not_gone_on_with(change, recorded, tmp_path, monkeypatch):
+    """A row less, or one that was changed; with the first it goes on."""
+    monkeypatch.setattr(offline, "read", lambda _: recorded)
+    loop.train(changed(TINY, steps_per_task=400), tmp_path / "fleet", quiet=True)
+    obs = change(recorded.obs)
+    other = Recorded(*(column[: len(obs)] for column in recorded))._replace(obs=obs)
+    monkeypatch.setattr(offline, "read", lambda _: other)
+    with pytest.raises(ValueError, match="made-here is not the one that training began with"):
+        loop.train(changed(TINY, steps_per_task=400), tmp_path / "fleet", resume=True, quiet=True)
+    monkeypatch.setattr(offline, "read", lambda _: recorded)
+    loop.train(changed(TINY, steps_per_task=400), tmp_path / "fleet", resume=True, quiet=True)
+
+
 def test_observations_are_normalised_over_the_whole_set(recorded):
     found = offline.statistics_of(recorded, 3)
     seen = found.normalise(np.tile(recorded.obs, (3, 1, 1)))

@@ -15,7 +15,7 @@ from sphere.envs import policy_arrays
 from sphere.envs.policy import Policy
 from sphere.nets import DeterministicActor, Explorer, NetConfig, build
 from sphere.storage.appended import AppendedRows
-from sphere.training import loop
+from sphere.training import limits, loop
 from sphere.training.plan import plan
 from sphere.training.settings import Boundary
 
@@ -138,10 +138,15 @@ def test_a_dry_run_states_the_memory_and_touches_nothing(whole):
 
 
 def test_a_memory_larger_than_the_machine_is_refused_before_anything_is_written(tmp_path):
-    huge = changed(TINY, learner=dataclasses.replace(TINY.learner, buffer_size=10**12))
-    with pytest.raises(ValueError, match=r"a memory of 1,000,000,000,000 transitions takes .* GiB are free"):
-        loop.train(huge, tmp_path / "huge", quiet=True)
-    assert not (tmp_path / "huge" / "fleet.json").exists()
+    """By arithmetic on numbers of one entry first, then by its real width: two runs of 64 bytes a transition."""
+    for size, sentence in (
+        (10**12, r"TiB of them for the memory of 1,000,000,000,000 transitions of 2 runs"),
+        (limits.host_memory() // 64, r"a memory of [0-9,]+ transitions takes .* GiB are free"),
+    ):
+        huge = changed(TINY, learner=dataclasses.replace(TINY.learner, buffer_size=size))
+        with pytest.raises(ValueError, match=sentence):
+            loop.train(huge, tmp_path / "huge", quiet=True)
+        assert not (tmp_path / "huge" / "fleet.json").exists()
 
 
 def test_workers_act_as_the_actor_does():

@@ -4,6 +4,7 @@ The judges are definitions in numpy (`matrices.rank_of`) and Jacobians by automa
 the page as they stand here.
 """
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import equinox as eqx
@@ -18,6 +19,7 @@ from networks import ACT, network, states
 from numpy.testing import assert_allclose
 
 from sphere import bounds, spectrum
+from sphere.nets import NetConfig, build
 from sphere.nets.trace import expert_signals
 from sphere.penalty import anisotropy, gram, scale_free
 from sphere.variants import feature_blocks, gradient_blocks
@@ -281,6 +283,14 @@ def test_many_gate_parameters_can_count_for_nothing():
     leaves = jax.tree.leaves(gradient)
     assert sum(leaf.size for leaf in leaves) == 485
     assert not any(np.any(leaf) for leaf in leaves)
+
+
+def test_the_gate_of_metaworld_has_as_many_parameters_as_the_page_says():
+    """Its inputs are 39 numbers; sizes alone, nothing is built."""
+    net = eqx.filter_eval_shape(lambda key: build(NetConfig(), 39, 4, key=key), jax.random.key(0))
+    count = sum(leaf.size for leaf in jax.tree.leaves(net.router.gate))
+    assert count == 144_394
+    assert f"{count:,}" in (Path(__file__).parents[1] / "docs" / "theory.md").read_text("utf-8")
 
 
 def swapped(net, gate):

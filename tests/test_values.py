@@ -132,6 +132,16 @@ def test_ordinary_numbers_keep_their_bits_and_large_ones_are_scaled_by_a_power_o
     assert np.isnan(values.moderate(jnp.asarray([1.0, jnp.nan]))[0][1])
 
 
+@pytest.mark.parametrize(("scale", "known"), [(1e18, True), (3e37, True), (1e38, False)])
+def test_a_spectrum_that_overflows_is_nan_and_not_zero(scale, known):
+    """The largest singular value of the last is beyond float32, though no entry is."""
+    matrix = np.random.default_rng(3).normal(size=(7, 4)).astype(np.float32)
+    found = spectrum.effective_rank(np.float32(scale) * matrix)
+    assert np.isnan(found) != known
+    if known:
+        np.testing.assert_allclose(found, spectrum.effective_rank(matrix), rtol=1e-5)
+
+
 @pytest.mark.parametrize("scale", [1e15, 1e18, 3e37])
 def test_features_whose_penalty_does_not_fit_are_refused(scale):
     phi = scale * np.random.default_rng(2).normal(size=(8, 4)).astype(np.float32)

@@ -1,5 +1,6 @@
 """The server of `sphere watch` towards strangers: names, addresses, slow and many clients."""
 
+import contextlib
 import http.client
 import socket
 import struct
@@ -9,6 +10,7 @@ import processes
 import pytest
 from made_runs import settings, write_run
 
+from sphere.report import watch as watch_module
 from sphere.report.watch import CLIENTS, Page, server, watch
 
 
@@ -70,8 +72,41 @@ def test_an_empty_host_is_refused(tmp_path, host):
         watch([tmp_path], host, 0, public=True)
 
 
-def test_requests_have_a_time_out(serving):
-    assert 0 < serving().RequestHandlerClass.timeout <= 60
+@pytest.mark.parametrize("slow", ["silent", "a byte now and then", "takes no answer"])
+def test_requests_have_a_time_out(serving, slow, monkeypatch):
+    """All of a request, and all of taking its answer: its single bytes may come in time for ever."""
+    assert watch_module.TIMEOUT <= 60
+    monkeypatch.setattr(watch_module, "TIMEOUT", 0.2)
+    one = serving()
+    if slow == "takes no answer":
+        monkeypatch.setattr(Page, "html", lambda _: b"x" * 2**26)  # more than what the system holds for a client
+    connection = socket.create_connection(one.server_address[:2])
+    connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n" + (b"\r\n" if slow == "takes no answer" else b"X: "))
+    processes.until(lambda: one.clients == 1)
+
+    def ended():
+        if slow == "a byte now and then":
+            with contextlib.suppress(OSError):  # it is closed by now
+                connection.sendall(b"x")
+        return one.clients == 0
+
+    processes.until(ended)
+    connection.close()
+
+
+def test_a_page_may_take_longer_than_a_request(serving, monkeypatch):
+    monkeypatch.setattr(watch_module, "TIMEOUT", 0.1)
+    waited = threading.Event()
+
+    def html(_):
+        waited.wait(0.5)
+        return b"late"
+
+    monkeypatch.setattr(Page, "html", html)
+    connection = http.client.HTTPConnection("127.0.0.1", serving().server_address[1])
+    connection.request("GET", "/")
+    assert connection.getresponse().read() == b"late"
+    connection.close()
 
 
 def test_there_is_a_limit_on_clients(serving):

@@ -68,8 +68,9 @@ class Classifier(Learner):
         in_range(self, {"examples": (1, None), "batch_size": (1, None)}, "classifier.")
         in_range(self, dict.fromkeys(("learning_rate", "weight_decay", "adam_eps"), (0, None)), "classifier.")
         if self.batch_size < self.examples and self.examples % self.batch_size:
-            fitting = [b for b in range(1, self.examples + 1) if self.examples % b == 0]
-            nearest = sorted(sorted(fitting, key=lambda b: abs(math.log(b / self.batch_size)))[:4])
+            few = range(1, min(self.examples, 10**6) + 1)  # of a huge epoch not all divisors are looked for
+            fitting = [b for b in few if self.examples % b == 0]
+            nearest = sorted(sorted(fitting, key=lambda b: abs(math.log(b) - math.log(self.batch_size)))[:4])
             raise ValueError(
                 f"an epoch has {self.examples} examples, not a multiple of batch_size={self.batch_size}; use one of "
                 f"{', '.join(map(str, nearest))}, or a larger one for all of them at once"

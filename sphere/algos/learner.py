@@ -84,6 +84,11 @@ class Learner:
         return envs * steps
 
     @property
+    def learned(self) -> int:
+        """Samples that the updates of one iteration look at, each as often as they do."""
+        return self.iteration_steps
+
+    @property
     def numbers(self) -> dict[str, float]:
         """The numbers that may differ between runs of one program, with their values by these settings."""
         return {}

@@ -138,6 +138,10 @@ class PPO(Learner):
         return self.num_envs, self.rollout_steps
 
     @property
+    def learned(self) -> int:
+        return self.epochs * self.iteration_steps
+
+    @property
     def nets(self) -> dict[str, NetConfig]:
         return {"actor": self.actor, "critic": self.critic}
 

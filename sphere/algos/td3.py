@@ -100,6 +100,10 @@ class TD3(Learner):
         return max(1, round(self.update_ratio * self.iteration_steps))
 
     @property
+    def learned(self) -> int:
+        return self.updates * self.batch_size
+
+    @property
     def nets(self) -> dict[str, NetConfig]:
         return {"actor": self.actor, "critic": self.critic}
 

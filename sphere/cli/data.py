@@ -12,6 +12,8 @@ from sphere.errors import UserError, in_range, unknown
 USAGE = """usage: sphere data get NAME             a labelled data set, checked: cifar100 or newsgroups
        sphere data record metaworld    a data set of the scripted policies' episodes; --help for more"""
 
+STEP = 160
+"""Bytes of an observation of 39 numbers, and one more."""
 SETS = {"cifar100": "sphere.data.cifar100", "newsgroups": "sphere.data.newsgroups"}
 """Modules with the ADDRESS of an archive and `install`, which checks it."""
 
@@ -78,6 +80,17 @@ def data(arguments: list[str]) -> None:
         )
 
 
+def _check_room(steps: int) -> None:
+    """Refuse, before hours of recording, what the machine cannot hold: all is written in the end."""
+    from sphere.training.limits import host_memory
+
+    if (size := steps * STEP) > (memory := host_memory()):
+        raise UserError(
+            f"{min(steps, 10**30):,} steps of all episodes take {size >> 30:,} GiB or more, and this machine has "
+            f"{memory >> 30:,} GiB; record fewer or shorter episodes"
+        )
+
+
 def record_metaworld(arguments: list[str]) -> None:
     options = tyro.cli(Record, prog="sphere data record metaworld", args=arguments)
     from sphere import envs
@@ -88,6 +101,7 @@ def record_metaworld(arguments: list[str]) -> None:
     minari()  # before hours of recording
     known = envs.tasks("metaworld")
     tasks = [task.removeprefix("metaworld/") for task in options.tasks] or list(CW10)
+    _check_room(options.episodes * len(tasks) * (options.horizon or 500))
     for task in tasks:
         if task not in known:
             raise unknown("task", task, known)

@@ -5,6 +5,7 @@ SPHERE penalty. Networks, episodes and step counts are far below the paper's, so
 that the agents learn, not that one method is better. The table is computed from the records, for better or worse.
 """
 
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +17,9 @@ import tyro
 from sphere.errors import UserError
 from sphere.launch.jobs import Job, work
 from sphere.presets import preset
-from sphere.storage import run_directory
 from sphere.storage.fleet_directory import read_fleet
+from sphere.storage.reader import Curve, read_run
+from sphere.storage.validate import Unreadable
 from sphere.training.loop import Interrupted
 from sphere.training.progress import command
 from sphere.training.settings import FleetConfig, Run, from_json
@@ -26,15 +28,25 @@ METHODS = {0.0: "Top-K", 0.1: "SPHERE"}
 
 DEMO = preset("metaworld-demo")
 
-Series = dict[float, list[list[dict]]]
+SUCCESS, RANK = "evaluation/success_at_end", "heldout/ntk_rank"
+
+Series = dict[float, list[Curve]]
 """rho -> run -> its evaluations in order."""
 
 
-def evaluations(config: FleetConfig, directory: Path) -> Series:
-    def events(run: Run) -> list[dict]:
-        return [e for e in run_directory.read_events(directory / run.name) if "evaluation/success_at_end" in e]
+def evaluations(config: FleetConfig, directory: Path, notes: list[str]) -> Series:
+    """As the one reader of records takes them; notes say what is wrong with them."""
 
-    return {rho: [events(run) for run in config.runs if run.numbers["rho"] == rho] for rho in config.rho}
+    def curve(run: Run) -> Curve:
+        try:
+            found = read_run(directory / run.name, notes).curve
+        except Unreadable as error:
+            raise UserError(f"{directory / run.name} cannot be read: {error}") from None
+        if set(range(len(config.tasks))) - set(found.task.tolist()) or not {SUCCESS, RANK} <= set(found.values):
+            raise UserError(f"{directory / run.name} lacks evaluations of a finished demo; train another one")
+        return found
+
+    return {rho: [curve(run) for run in config.runs if run.numbers["rho"] == rho] for rho in config.rho}
 
 
 def table(config: FleetConfig, series: Series) -> str:
@@ -44,10 +56,10 @@ def table(config: FleetConfig, series: Series) -> str:
     for rho, runs in series.items():
         cells = []
         for index in range(len(names)):
-            own = [[e["evaluation/success_at_end"] for e in run if e["task_index"] == index] for run in runs]
+            own = [run.values[SUCCESS][run.task == index] for run in runs]
             first, last = (np.mean([values[i] for values in own]) for i in (0, -1))
             cells.append(f"{first:.2f} -> {last:.2f}")
-        ranks = [np.mean([run[i]["heldout/ntk_rank"] for run in runs]) for i in (0, -1)]
+        ranks = [np.mean([run.values[RANK][i] for run in runs]) for i in (0, -1)]
         lines.append(
             f"{METHODS[rho]:<8}{'':<3}"
             + "".join(f"{cell:>20}" for cell in cells)
@@ -62,8 +74,8 @@ CAUTION = (
     "learn.\nIt does not show which method is better: that takes more seeds, tasks and steps (docs/results/index.md)."
 )
 PANELS = {
-    "evaluation/success_at_end": ("success on the task in training (higher is better)", "share of episodes"),
-    "heldout/ntk_rank": (
+    SUCCESS: ("success on the task in training (higher is better)", "share of episodes"),
+    RANK: (
         "$r_e(K)$: in how many directions an update can move the policy (higher: more plastic)",
         "directions",
     ),
@@ -82,9 +94,8 @@ def figure(config: FleetConfig, series: Series, path: Path) -> None:
     for axis, (name, (title, unit)) in zip(axes, PANELS.items(), strict=True):
         for rho, runs in series.items():
             for index in range(len(config.tasks)):  # a line ends with its task
-                own = [[event for event in run if event["task_index"] == index] for run in runs]
-                steps = np.array([event["step"] for event in own[0]]) / 1e3
-                values = np.array([[event[name] for event in run] for run in own])
+                steps = runs[0].step[runs[0].task == index] / 1e3
+                values = np.array([run.values[name][run.task == index] for run in runs])
                 for one in values:
                     axis.plot(steps, one, color=colours[rho], alpha=0.3, linewidth=1)
                 label = METHODS[rho] if index == 0 else None
@@ -134,7 +145,10 @@ def place(wanted: Path) -> Path:
 
 def results(out: Path) -> str:
     """Table and figure of a finished demo, from its records."""
-    series = evaluations(DEMO, out)
+    notes: list[str] = []
+    series = evaluations(DEMO, out, notes)
+    for note in notes:
+        print(f"sphere: {note}", file=sys.stderr)
     figure(DEMO, series, out / "demo.png")
     return "\n".join(
         [

@@ -82,6 +82,18 @@ class MakeHeldout:
     """Default: the suite's name and .npz, here; the package's own are in sphere/heldout/."""
 
 
+def _check_states(config: FleetConfig, states: int) -> None:
+    """Refuse what cannot be had, before hours of training."""
+    if states < 1:
+        raise UserError(f"--states {states}; want at least 1, the shipped batches have 512")
+    with envs.make(config.tasks[0], num_envs=1, seed=0, workers=0, **config.source.of_suite()) as pool:
+        most = len(config.tasks) * ENVS * (pool.horizon + 1)
+    if states > most:
+        raise UserError(
+            f"--states {states:,}; want at most the {most:,} that the policy meets, the shipped batches have 512"
+        )
+
+
 def heldout(arguments: list[str]) -> None:
     from sphere.training.loop import Interrupted
     from sphere.training.loop import train as run
@@ -89,8 +101,7 @@ def heldout(arguments: list[str]) -> None:
     options = tyro.cli(MakeHeldout, prog="sphere heldout", args=arguments)
     if options.suite not in RECIPES:
         raise unknown("recipe for held-out states of", options.suite, list(RECIPES))
-    if options.states < 1:  # before hours of training
-        raise UserError(f"--states {options.states}; want at least 1, the shipped batches have 512")
+    _check_states(RECIPES[options.suite], options.states)
     work = options.work or Path("runs") / f"heldout-{options.suite}"
     out = options.out or Path(f"{options.suite}.npz")
     try:

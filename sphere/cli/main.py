@@ -1,6 +1,5 @@
 """The command line: `sphere train`, `resume`, `eval`, `show` and others (see USAGE), also as `python -m sphere`."""
 
-import errno
 import importlib
 import os
 import sys
@@ -14,6 +13,7 @@ import tyro
 
 import sphere
 from sphere.errors import UserError, unknown
+from sphere.training.sentences import DEBUG, in_a_sentence
 
 USAGE = """usage: sphere COMMAND ...
 
@@ -37,20 +37,6 @@ sphere COMMAND --help tells more, sphere --version which one this is."""
 
 INTERRUPTED = 130  # the exit code of a program that Ctrl-C ended
 CLOSED = 141  # and of one whose reader left
-DEBUG = "SPHERE_DEBUG"
-REMEDIES = {
-    errno.ENOSPC: "make room on the disk; what was saved is whole, so continue with sphere resume",
-    errno.EDQUOT: "make room in your quota; what was saved is whole, so continue with sphere resume",
-    errno.ENOENT: "check the path",
-    errno.EEXIST: "choose another path",
-    errno.EISDIR: "name a file, not a directory",
-    errno.ENOTDIR: "a part of the path is a file; choose another path",
-    errno.EACCES: "see to its permissions, or choose another path",
-    errno.EROFS: "choose a path that can be written to",
-    errno.ENAMETOOLONG: "choose a shorter path",
-    errno.EMFILE: "allow more open files (ulimit -n), or train fewer runs at once",
-}
-"""What to do about an error of the operating system."""
 
 
 def _lazily(module: str, name: str) -> Callable[[list[str]], Any]:
@@ -164,31 +150,45 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def in_a_sentence(error: Exception) -> str:
-    """What went wrong, where, and what to do; where the code did not foresee it, how to see more."""
-    if isinstance(error, OSError) and error.errno is not None:
-        place = f"{error.filename}: " if error.filename else ""
-        remedy = REMEDIES.get(error.errno, "see that the path is right and that you may read and write there")
-        return f"{place}{error.strerror}; {remedy}"
-    if isinstance(error, UserError | ValueError | OSError | RuntimeError | ImportError) and str(error):
-        return str(error)
-    if isinstance(error, MemoryError):
-        return f"there is not enough memory ({error}); choose smaller settings"
-    return f"{type(error).__name__}: {str(error)[:300]}; if this is not clear, set {DEBUG}=1 to see where it happened"
+class NamedOutput:
+    """Standard output whose errors say that they are its own. What its encoding lacks is shown escaped."""
+
+    def __init__(self, stream: Any):
+        self.stream = stream
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+    def write(self, text: str) -> int:
+        return self._named(self.stream.write, text)
+
+    def flush(self) -> None:
+        self._named(self.stream.flush)
+
+    def _named(self, act: Callable[..., Any], *words: str) -> Any:
+        try:
+            return act(*words)
+        except OSError as error:
+            error.filename = "standard output"
+            raise
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
 
 
 def run() -> None:
     code = 0
+    if sys.stdout is not None:  # closed by `>&-`
+        sys.stdout = NamedOutput(sys.stdout)  # type: ignore[assignment]
     try:
         try:
             code = main()
         finally:  # also where --help leaves by SystemExit
-            if sys.stdout is not None:  # closed by `>&-`
+            if sys.stdout is not None:
                 sys.stdout.flush()
     except OSError as error:  # `| head` has seen enough, or the disk is full; what is left to print goes nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(error, BrokenPipeError):
-            print(f"sphere: standard output: {in_a_sentence(error)}", file=sys.stderr)
+            print(f"sphere: {in_a_sentence(error)}", file=sys.stderr)
         sys.exit(CLOSED if isinstance(error, BrokenPipeError) else 1)
     if code == INTERRUPTED:  # a thread may still be compiling, and an interpreter that ends under it crashes
         sys.stderr.flush()

@@ -16,6 +16,7 @@ from sphere.algos.ppo_equations import Batch
 from sphere.algos.state import init_moments
 from sphere.methods import Sphere
 from sphere.nets import MLP, GaussianActor, NetConfig, Value, build
+from sphere.storage.files import MOST_RECORD, open_regular
 
 MODES: dict[str, Any] = {"grad": "gradient-norm", "loss": "loss-ratio", "none": None}
 # Targets of golden/README.md: parameters absolute, value and SPHERE losses relative, policy losses absolute.
@@ -114,7 +115,7 @@ def largest(found: np.ndarray, want: np.ndarray) -> float:
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """Of an .npz; nothing in it is ever unpickled."""
     try:
-        with path.open("rb") as stream, zipfile.ZipFile(stream) as archive:
+        with open_regular(path, MOST_RECORD) as stream, zipfile.ZipFile(stream) as archive:
             return {
                 name.removesuffix(".npy"): np.lib.format.read_array(archive.open(name), allow_pickle=False)
                 for name in archive.namelist()

@@ -245,8 +245,24 @@ def train(arguments: list[str]) -> None:
     if len(todo) == 1:
         work(todo[0], output.quiet)
         return
+    from sphere.training import limits
+
+    for job in todo:  # what the first fleet refuses would leave the list of all behind
+        limits.check(job.config, job.directory)
     write_jobs(out, todo)
     work_on(todo, out, output.quiet)
+
+
+def _same_numbers(out: Path) -> list[str]:
+    """Sentences about methods that cannot be told apart by what they recorded. Records that cannot be read are for the
+    report to name."""
+    from sphere.report.idle import identical_runs
+    from sphere.report.load import load
+
+    try:
+        return identical_runs(load([out]).runs)
+    except ValueError:
+        return []
 
 
 def work_on(todo: Sequence[Job], out: Path, quiet: bool) -> None:
@@ -262,5 +278,7 @@ def work_on(todo: Sequence[Job], out: Path, quiet: bool) -> None:
     if failed:
         reasons = "; ".join(f"{one.job.directory.name}: {one.reason}" for one in failed)
         raise RuntimeError(f"{len(failed)} of {plural(len(todo), 'fleet')} failed ({reasons}); see to it and {again}")
+    for note in _same_numbers(out):
+        say(note)
     if not quiet:
         say(f"all are trained; to compare them: {command('report', out, '-o', f'{out}-report')}")

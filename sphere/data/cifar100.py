@@ -46,9 +46,12 @@ def file() -> Path:
 @cache
 def _load(installed: Path, shards: Path) -> Labelled:
     if installed.is_file():
-        with np.load(installed, allow_pickle=False) as found:
-            parts = [Split(found[f"{split}_obs"], found[f"{split}_label"]) for split in ("train", "test")]
-            names = tuple(found["names"].tolist())
+        try:
+            with installed.open("rb") as raw, np.load(raw, allow_pickle=False) as found:
+                parts = [Split(found[f"{split}_obs"], found[f"{split}_label"]) for split in ("train", "test")]
+                names = tuple(found["names"].tolist())
+        except Exception as error:  # whatever a damaged archive makes the parsers raise
+            raise ValueError(f"{installed} is damaged ({error}); get it again: sphere data get cifar100") from error
     elif shards.is_dir():
         parts = [read_shards(shards, split) for split in ("train", "test")]
         names = tuple(str(i) for i in range(100))

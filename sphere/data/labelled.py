@@ -60,7 +60,7 @@ def beside_checkout() -> Path:
 
 def missing(name: str, places: list[Path]) -> FileNotFoundError:
     where = " nor ".join(map(str, places))
-    return FileNotFoundError(f"{name} is neither in {where}; get it with: sphere data {name}")
+    return FileNotFoundError(f"{name} is neither in {where}; get it with: sphere data get {name}")
 
 
 def download(address: str, folder: Path, install: Callable[[Path], Path], say: Callable[[str], object]) -> Path:

@@ -17,6 +17,7 @@ from sphere.envs.player import Player, outcomes
 from sphere.envs.policy import EPSILON
 from sphere.envs.source import Environments, task_name
 from sphere.envs.statistics import Statistics
+from sphere.errors import UserError
 
 FLOOR = 1e-3
 """Added to the deviation of every column of the observations, as in the authors' code."""
@@ -105,7 +106,19 @@ class OfflineSource:
         return {"statistics": self.statistics.state()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self.statistics = Statistics(**state["statistics"])
+        """The statistics of then are those of the data now, or it is not the set that training began with."""
+        before = Statistics(**state["statistics"])
+        same = zip(
+            (before.mean, before.var, before.count),
+            (self.statistics.mean, self.statistics.var, self.statistics.count),
+            strict=True,
+        )
+        if not all(one.shape == two.shape and np.allclose(one, two, rtol=1e-9, atol=1e-12) for one, two in same):
+            raise UserError(
+                f"the data set {self.settings.dataset} is not the one that training began with: it has {self.count:,} "
+                f"transitions, then there were {before.count[0]:,.0f}, or other observations; bring that one back"
+            )
+        self.statistics = before
 
     def close(self) -> None:
         self.player.pool.close()

@@ -26,6 +26,9 @@ CLASSES, TRAIN, TEST = range(3)
 """Purposes of the host's random numbers."""
 CHUNK = 250
 """Test examples that go through a network at once, at most."""
+LONGEST, MOST_WORDS = 2**14, 10**6
+"""Words of a post, and of a vocabulary, at most: 20,000 posts of that length take 1.2 GB, and all their words are a
+tenth of that vocabulary."""
 COLUMNS = ("accuracy", "accuracy_of_all", "accuracy_within_task")
 
 
@@ -59,8 +62,8 @@ class Stream:
     """Tasks between two diagnoses on the held-out inputs."""
 
     def __post_init__(self) -> None:
-        names = ("classes", "per_class", "test_per_class", "length", "vocabulary", "diagnose_every")
-        in_range(self, dict.fromkeys(names, (1, None)))
+        names = ("classes", "per_class", "test_per_class", "diagnose_every")
+        in_range(self, {**dict.fromkeys(names, (1, None)), "length": (1, LONGEST), "vocabulary": (1, MOST_WORDS)})
 
     def columns(self, suite: str) -> tuple[str, ...]:
         return COLUMNS

@@ -56,7 +56,7 @@ HUMANOIDBENCH = (
 def _collection(base: str, folder: str, table: str) -> Collection:
     """From a table beside this module with path below the folder, bytes and sha256 of every file."""
     files = {}
-    for line in Path(__file__).with_name(table).read_text().splitlines():
+    for line in Path(__file__).with_name(table).read_text("utf-8").splitlines():
         path, size, sha256 = line.split()
         files[path] = File(int(size), sha256, path if path == "LICENSE" else f"{folder}/{path}")
     return Collection(base, files)

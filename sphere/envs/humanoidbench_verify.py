@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sphere.envs.humanoidbench import TASKS, HumanoidBench
+from sphere.storage.files import MOST_RECORD, open_regular
 
 TARGET = 1e-9
 ARRAYS = ("actions", "obs", "reward", "terminated")
@@ -48,7 +49,7 @@ def verify(path: Path | str) -> list[Row]:
 
 def load(path: Path) -> dict[str, np.ndarray]:
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with open_regular(path, MOST_RECORD) as stream, np.load(stream, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
     except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"{path} is not a readable .npz of recorded traces: {error}") from error

@@ -160,9 +160,9 @@ def exit_with_parent(parent: int) -> None:
 def main() -> None:
     """Arguments: the learner's process id, files of commands and replies, the file of doorbells (-1: none) and the
     number of ours in it, and the learner's `sys.path`."""
-    # Both may come to all processes at once; the learner decides when to leave.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # Each may come to all processes at once; the learner decides when to leave.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     parent, read, write, doorbells, index = map(int, sys.argv[1:6])
     exit_with_parent(parent)
     sys.path[:] = sys.argv[6].split(os.pathsep)

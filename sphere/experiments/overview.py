@@ -21,7 +21,7 @@ def wrapped(text: str, first: str = "", rest: str = "") -> str:
 
 def prose(path: Path, root: Path) -> str:
     """A note with its numbers; its paragraphs are wrapped again."""
-    return "\n\n".join(wrapped(" ".join(part.split())) for part in filled(path.read_text(), root).split("\n\n"))
+    return "\n\n".join(wrapped(" ".join(part.split())) for part in filled(path.read_text("utf-8"), root).split("\n\n"))
 
 
 def headline(judged: Sequence[Judged]) -> str:

@@ -63,7 +63,7 @@ def _write(lines: Iterable[str], path: Path) -> Path:
     while "\n\n\n" in text:
         text = text.replace("\n\n\n", "\n\n")
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
+    path.write_text(text, "utf-8")
     return path
 
 

@@ -108,9 +108,13 @@ class Archive:
 
 
 def archive(root: Path) -> Archive:
-    """All runs below a directory. One that cannot be read is an error here: results are complete or wrong."""
+    """All runs below a directory. One that cannot be read, or was changed, is an error here: results are complete or
+    wrong."""
     notes: list[str] = []
-    return Archive(root, {path: read_run(path, notes) for path in find_runs([root], notes)})
+    found = Archive(root, {path: read_run(path, notes) for path in find_runs([root], notes)})
+    if notes:
+        raise ValueError(f"no pages are made of these records: {'; '.join(notes)}")
+    return found
 
 
 def differences(record: Record, experiment: Experiment) -> dict[str, Any]:

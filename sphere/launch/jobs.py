@@ -65,7 +65,14 @@ def write_jobs(directory: Path, jobs: Sequence[Job]) -> None:
 
 
 def read_jobs(directory: Path) -> list[Job]:
-    data = files.read_json(directory / FLEETS)
-    if not isinstance(data, dict) or data.get("format") != files.FORMAT:
-        raise ValueError(f"{directory / FLEETS} was not written by this version; resume each fleet below it by itself")
-    return [Job(from_json(settings), directory / name) for name, settings in data["fleets"].items()]
+    path = directory / FLEETS
+    try:
+        data = files.read_json(path)
+        if not isinstance(data, dict) or data.get("format") != files.FORMAT:
+            raise ValueError("another version wrote it")
+        if strange := [name for name in data["fleets"] if Path(name).name != name]:
+            raise ValueError(f"{strange[0]!r:.60} is not the name of a directory")
+        return [Job(from_json(settings), directory / name) for name, settings in data["fleets"].items()]
+    except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
+        reason = f"it has no {error}" if isinstance(error, KeyError) else error
+        raise ValueError(f"{path} cannot be read ({reason}); resume each fleet below {directory} by itself") from None

@@ -1,12 +1,15 @@
 """The launchers by name: this machine, a Ray cluster, or Slurm."""
 
+import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from sphere.launch.jobs import Job, work
 from sphere.training.progress import plural
+from sphere.training.sentences import DEBUG, in_a_sentence
 
 
 @dataclass(frozen=True)
@@ -56,9 +59,11 @@ def local(jobs: Sequence[Job], resources: Resources, folder: Path, quiet: bool =
             work(job, quiet)
         except Interrupted:
             raise
-        except (RuntimeError, ValueError, OSError) as error:
-            say(f"failed: {error}")
-            failed.append(Failure(job, str(error)))
+        except Exception as error:
+            if os.environ.get(DEBUG):
+                traceback.print_exc()
+            say(f"failed: {in_a_sentence(error)}")
+            failed.append(Failure(job, in_a_sentence(error)))
     return failed
 
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from sphere.launch.jobs import Job, work
 from sphere.launch.launchers import Failure, say
 from sphere.training.loop import Interrupted
 from sphere.training.progress import plural
+from sphere.training.sentences import DEBUG, in_a_sentence
 from sphere.training.settings import from_json, to_json
 
 STOPPED = 130  # exit code of a fleet that was stopped by a signal and has saved its state
@@ -145,8 +147,10 @@ def main() -> None:
         work(Job(from_json(config), Path(directory)))
     except Interrupted:
         code = STOPPED
-    except (RuntimeError, ValueError, OSError) as error:
-        print(error, file=sys.stderr)
+    except Exception as error:
+        if os.environ.get(DEBUG):
+            traceback.print_exc()
+        print(in_a_sentence(error), file=sys.stderr)
         code = 1
     sys.stderr.flush()
     os._exit(code)  # a thread may still be compiling, and an interpreter that ends under it crashes

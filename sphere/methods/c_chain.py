@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from sphere.errors import in_range
 from sphere.methods.method import After, Look, Method, Role, Step, Term, Weights
 from sphere.variants import Placement
 
@@ -33,6 +34,7 @@ class CChain(Method):
     """Iterations over which the losses are averaged."""
 
     def __post_init__(self) -> None:
+        in_range(self, {}, "c-chain.")
         if self.window < 1:
             raise ValueError(f"c-chain: window={self.window} holds no iteration; use 1 or more")
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Integer, PRNGKeyArray
 
+from sphere.errors import in_range
 from sphere.methods.method import After, Method, Role, Step, Weights
 from sphere.methods.units import Activity, activities, cut, mlps, reset_units, unit_shapes, with_mlps
 from sphere.nets import MLP
@@ -41,6 +42,7 @@ class CBP(Method):
     placement: Placement = "both"
 
     def __post_init__(self) -> None:
+        in_range(self, {}, "cbp.")
         if not (0 <= self.replacement_rate <= 1 and 0 <= self.decay < 1 and self.maturity >= 0):
             raise ValueError(
                 f"cbp: replacement_rate={self.replacement_rate}, decay={self.decay}, maturity={self.maturity}; wanted "

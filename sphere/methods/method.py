@@ -17,11 +17,13 @@ Networks go by their *role*, a name that the learner gives them ("actor", "criti
 is a dict by role, in the learner's order.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 from jaxtyping import Array, Float, Integer, PRNGKeyArray
 
+from sphere.errors import in_range
 from sphere.nets import NetConfig, Trace
 
 Role = str
@@ -157,8 +159,16 @@ def overrides(method: Method, hook: str) -> bool:
     return getattr(type(method), hook) is not getattr(Method, hook)
 
 
+def check_numbers(methods: tuple[Method, ...]) -> None:
+    """Refuse settings that are no numbers where numbers are wanted."""
+    for method in methods:
+        if dataclasses.is_dataclass(method):
+            in_range(method, {}, f"{method.name}.")
+
+
 def check_methods(methods: tuple[Method, ...], nets: Mapping[Role, NetConfig]) -> None:
     """Refuse methods that exclude each other or could have no effect on these networks."""
+    check_numbers(methods)
     balancing = [method.name for method in methods if overrides(method, "gradient")]
     if len(balancing) > 1:
         raise ValueError(f"{' and '.join(balancing)} both weigh their loss by gradients; choose one")

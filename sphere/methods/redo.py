@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
+from sphere.errors import in_range
 from sphere.methods.method import After, Method, Role, Step, Weights
 from sphere.methods.units import Activity, activities, cut, mlps, reset_units, unit_shapes, with_mlps
 from sphere.nets import MLP
@@ -42,6 +43,7 @@ class ReDo(Method):
     placement: Placement = "both"
 
     def __post_init__(self) -> None:
+        in_range(self, {}, "redo.")
         if self.period < 1 or self.window < 1:
             raise ValueError(f"redo: period={self.period}, window={self.window}; wanted 1 or more steps of each")
 

@@ -21,6 +21,10 @@ class Sphere(PenaltyConfig, Method):
 
     def check(self, nets: Mapping[Role, NetConfig]) -> None:
         super().check(nets)
+        if self.floor is not None and not 0 < self.floor < 1:
+            raise ValueError(
+                f"sphere.floor={self.floor}; want a small number above 0 such as 1e-12, or None for the released one"
+            )
         if self.variant == "layer-entropy" and self.coefficient == "loss-ratio":
             raise ValueError(
                 "penalty variant 'layer-entropy' may be negative or zero, and the coefficient loss-ratio divides by "

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from sphere.errors import in_range
-from sphere.nets.mlp import MLP
+from sphere.nets.mlp import DEEPEST, MLP
 from sphere.nets.moe import Compute, MoE
 from sphere.nets.routers import DeepSeek, ExpertChoice, Soft, TopK
 from sphere.nets.transformer import Transformer, TransformerConfig, build_transformer, mixture_of
@@ -56,8 +56,8 @@ class NetConfig:
     """dense: every expert on every sample; grouped: only the chosen ones; auto: by size and device."""
 
     def __post_init__(self) -> None:
-        positive = ("width", "depth", "experts", "top_k", "split", "tokens", "token_size", "group_size")
-        in_range(self, {**dict.fromkeys(positive, (1, None)), "shared": (0, None)})
+        positive = ("width", "experts", "top_k", "split", "tokens", "token_size", "group_size")
+        in_range(self, {**dict.fromkeys(positive, (1, None)), "depth": (1, DEEPEST), "shared": (0, None)})
 
 
 def build(

@@ -13,6 +13,8 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from sphere.checks import checked
 from sphere.nets.trace import Mixture, Recorder, Trace
 
+DEEPEST = 1000
+"""Layers at most: every one is compiled, and more of them would never end."""
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "relu": jax.nn.relu,
     "tanh": jnp.tanh,

@@ -17,7 +17,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from sphere.checks import checked
-from sphere.nets.mlp import LayerNorm, Linear, readable
+from sphere.errors import in_range
+from sphere.nets.mlp import DEEPEST, LayerNorm, Linear, readable
 from sphere.nets.moe import Compute, MoE
 from sphere.nets.routers import LinearGate, TopK
 from sphere.nets.trace import Recorder, Trace
@@ -47,10 +48,12 @@ class TransformerConfig:
     learns nothing from the loss."""
 
     def __post_init__(self) -> None:
-        if min(self.layers, self.heads, self.width, self.patch) < 1 or self.width % self.heads:
+        in_range(
+            self, {**dict.fromkeys(("heads", "width", "patch"), (1, None)), "layers": (1, DEEPEST)}, "transformer."
+        )
+        if self.width % self.heads:
             raise ValueError(
-                f"transformer: layers={self.layers}, heads={self.heads}, width={self.width}, patch={self.patch}; "
-                "want 1 or more of each, and a width that is a multiple of heads"
+                f"transformer: heads={self.heads}, width={self.width}; want a width that is a multiple of heads"
             )
 
 

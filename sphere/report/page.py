@@ -18,7 +18,7 @@ from sphere.report.load import load
 from sphere.report.run import Loaded, Run
 from sphere.report.sections import section, suite_name
 from sphere.report.tables import Table
-from sphere.storage.files import flatten
+from sphere.storage.files import atomic_write, flatten
 from sphere.storage.provenance import devices
 from sphere.storage.run_directory import EPISODES, METRICS
 from sphere.training.progress import plural
@@ -55,7 +55,7 @@ NO_SCRIPT = (
 def render(loaded: Loaded, version: str = "", lead: Sequence[Markup] = ()) -> str:
     """The page as text. With a version it asks the server for a newer one every two seconds. `lead` comes first."""
     found = comparisons(loaded)
-    script = Markup("".join((HERE / name).read_text() for name in SCRIPTS))
+    script = Markup("".join((HERE / name).read_text("utf-8") for name in SCRIPTS))
     parts = [*lead, *(section(one, index) for index, one in enumerate(found))]
     parts += [runs_section(loaded), notes_section(loaded.notes), _definitions()]
     made = [_made(loaded, found), *([" · ", element("span", "live", id="live")] if version else [])]
@@ -85,7 +85,7 @@ def _head(title: str, script: str) -> Markup:
         Markup(f'<meta http-equiv="Content-Security-Policy" content="{policy}">'),
         Markup('<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'),
         element("title", title),
-        element("style", Markup((HERE / "page.css").read_text())),
+        element("style", Markup((HERE / "page.css").read_text("utf-8"))),
     )
 
 
@@ -187,7 +187,8 @@ def notes_section(notes: Sequence[str]) -> Markup:
 def write(text: str, path: Path) -> None:
     """File names may hold bytes that are no text; they are shown escaped and never stop a report."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(text.encode("utf-8", "backslashreplace"))
+    with atomic_write(path) as file:  # half a page would be taken for somebody else's
+        file.write(text.encode("utf-8", "backslashreplace"))
 
 
 def write_table(table: Table, folder: Path) -> None:
@@ -203,7 +204,7 @@ def _clear(out: Path) -> None:
     page = out / "index.html"
     if not page.exists():
         return
-    if FOOTER not in page.read_text(errors="replace"):
+    if FOOTER not in page.read_text("utf-8", errors="replace"):
         raise ValueError(f"{page} was not made by sphere report; name another directory with -o")
     for folder, forms in FILES.items():
         for form in forms:

@@ -115,13 +115,25 @@ class Server(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
+def _hang_up(connection: socket.socket) -> None:
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
 def server(page: Page, host: str, port: int, *, public: bool = False) -> "Server":
     """Not yet serving; port 0 takes a free one."""
 
     class Handler(BaseHTTPRequestHandler):
-        timeout = TIMEOUT
+        def setup(self) -> None:
+            super().setup()
+            self._within(TIMEOUT)  # also for one that sends a byte now and then
+
+        def finish(self) -> None:
+            self._cut.cancel()
+            super().finish()
 
         def do_GET(self) -> None:
+            self._cut.cancel()  # the page may take longer to make
             if not expected_host(self.headers.get("Host") or "", public):
                 self.send_error(HTTPStatus.FORBIDDEN, "not served under this name")
             elif self.path in ("/", "/index.html"):
@@ -131,7 +143,14 @@ def server(page: Page, host: str, port: int, *, public: bool = False) -> "Server
             else:
                 self.send_error(HTTPStatus.NOT_FOUND, "there is only the page")
 
+        def _within(self, seconds: float) -> None:
+            """The connection ends then, whatever its other side does."""
+            self._cut = threading.Timer(seconds, _hang_up, [self.connection])
+            self._cut.daemon = True
+            self._cut.start()
+
         def _answer(self, body: bytes, kind: str) -> None:
+            self._within(TIMEOUT)
             self.send_response(HTTPStatus.OK)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))

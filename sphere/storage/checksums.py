@@ -16,6 +16,8 @@ import numpy as np
 from sphere.storage.files import MOST_CHECKPOINT, MOST_JSON, open_regular, read_regular, strict_json
 
 SUMS = "SHA256SUMS"
+RECORDS = ("config.json", "metrics.jsonl", "episodes.jsonl")
+"""What every copy has."""
 
 Sums = Mapping[str, tuple[int | None, str]]
 """By file: so many bytes from its start (None: all of it), and their sha256."""
@@ -30,13 +32,31 @@ def recorded(run: Path, notes: list[str]) -> Sums:
     """What is written down of a run. Ask for it before its files are read: a run in training only adds to them."""
     try:
         if (run / SUMS).is_symlink() or (run / SUMS).exists():
-            return _of_copy(run / SUMS)
-        for path in sorted(run.resolve().parent.glob("checkpoint-*.npz"), reverse=True):
-            found = _of_checkpoint(path, run.resolve().name)
-            if found is not None:
-                return found
+            found = _of_copy(run / SUMS)
+            if missing := [name for name in RECORDS if name not in found]:
+                notes.append(f"{run}: {SUMS} does not name {', '.join(missing)}; whether it was changed is not known")
+            return found
     except (OSError, ValueError) as error:
         notes.append(f"{run}: {SUMS} cannot be read ({error}); whether its files were changed is not known")
+        return {}
+    return in_checkpoint(run.resolve().parent, notes).get(run.resolve().name, {})
+
+
+def in_checkpoint(fleet: Path, notes: list[str]) -> dict[str, Sums]:
+    """What the newest good checkpoint of a fleet says, by run; nothing where there is none, or an earlier version wrote
+    it."""
+    for path in sorted(fleet.glob("checkpoint-*.npz"), reverse=True):
+        try:
+            meta = _manifest(path)["meta"]
+            return {
+                run: {name: (one["bytes"], one["sha256"]) for name, one in own.items()}
+                for run, own in meta.get("checksums", {}).items()
+            }
+        except FileNotFoundError:  # gone by now: a newer one took its place
+            continue
+        except Exception as error:  # whatever a strange file makes the parsers raise
+            note = f"{path} is damaged ({error}); whether records were changed since the one before it is not known"
+            notes += [] if note in notes else [note]
     return {}
 
 
@@ -62,15 +82,6 @@ def _of_copy(path: Path) -> Sums:
     if not found:
         raise ValueError("it is empty")
     return found
-
-
-def _of_checkpoint(path: Path, run: str) -> Sums | None:
-    """None: it is damaged, is gone by now, or has no checksums (earlier versions wrote none)."""
-    try:
-        own = _manifest(path)["meta"]["checksums"][run]
-        return {name: (one["bytes"], one["sha256"]) for name, one in own.items()}
-    except Exception:  # whatever a strange file makes the parsers raise: resume will speak of it
-        return None
 
 
 def _manifest(path: Path) -> Any:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sphere.storage import checksums
 from sphere.storage.files import atomic_write
-from sphere.storage.reader import parse_run, read_contents
+from sphere.storage.reader import find_runs, parse_run, read_contents
 from sphere.storage.run_directory import METRICS
 from sphere.storage.validate import Unreadable
 
@@ -16,13 +16,13 @@ TRAINING = b'"train/policy_loss"'
 """What tells a line of a training iteration from one of an evaluation."""
 
 
-def runs(paths: Iterable[Path], out: Path) -> Iterator[tuple[Path, Path]]:
+def runs(paths: Iterable[Path], out: Path, notes: list[str]) -> Iterator[tuple[Path, Path]]:
     """Every run at or below the paths but not in `out`, and its path relative to the parent of the path named."""
     for path in paths:
         place, target = path.resolve(), out.resolve()
         if target in (place, place.parent):
             raise ValueError(f"{out} is where the runs are; choose another directory")
-        found = sorted(file.parent for file in path.rglob("config.json") if (file.parent / METRICS).exists())
+        found = find_runs([path], notes)
         if target.is_relative_to(place):  # what was exported before is not exported again
             found = [run for run in found if not run.resolve().is_relative_to(target)]
         if not found:
@@ -43,10 +43,10 @@ def thinned(lines: Iterable[bytes], every: int) -> Iterator[bytes]:
         count += training
 
 
-def _targets(paths: Iterable[Path], out: Path) -> dict[Path, Path]:
+def _targets(paths: Iterable[Path], out: Path, notes: list[str]) -> dict[Path, Path]:
     """Where each run goes, and which one that is."""
     found: dict[Path, Path] = {}
-    for run, name in runs(paths, out):
+    for run, name in runs(paths, out, notes):
         target = out / name
         if target in found:
             raise ValueError(f"{found[target]} and {run} would both become {target}; export them to different places")
@@ -76,7 +76,7 @@ def export(paths: Iterable[Path], out: Path, every: int = 10, notes: list[str] |
         raise ValueError(f"every={every}; want 1 (all training iterations) or more")
     said: list[str] = []
     written = []
-    for target, run in _targets(paths, out).items():
+    for target, run in _targets(paths, out, said).items():
         try:
             contents = _accepted(run, said)
         except (OSError, ValueError, TypeError, LookupError, ArithmeticError) as error:

@@ -118,18 +118,30 @@ def lock_directory(directory: Path) -> IO[str]:
 
 
 @contextmanager
+def naming(path: object) -> Iterator[None]:
+    """Errors of the operating system that come without a path, as those of a full disk, get this one."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+@contextmanager
 def atomic_write(path: Path) -> Iterator[IO[bytes]]:
     """A file that appears under its name complete and on disk, or not at all. A kill may leave a .partial."""
     partial = path.with_name(path.name + ".partial")
     try:
-        partial.unlink(missing_ok=True)  # of a process that was killed
-        # never through a link that somebody put there
-        descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-        with os.fdopen(descriptor, "w+b") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
+        with naming(path):
+            partial.unlink(missing_ok=True)  # of a process that was killed
+            # never through a link that somebody put there
+            descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+            with os.fdopen(descriptor, "w+b") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, path)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise

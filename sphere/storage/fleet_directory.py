@@ -26,7 +26,7 @@ class RunRecord(NamedTuple):
     """What goes into config.json."""
 
 
-def _check_same(path: Path, settings: Mapping[str, Any]) -> None:
+def check_same(path: Path, settings: Mapping[str, Any]) -> None:
     """A run goes on with the settings that its records name."""
     try:
         before, now = files.flatten(run_directory.read_config(path)["settings"]), files.flatten(files.plain(settings))
@@ -101,14 +101,25 @@ class FleetDirectory:
 
     def _open(self, records: Sequence[RunRecord], resume: bool) -> None:
         trained = resume and bool(checkpoint.checkpoints(self.directory))
+        if resume:
+            self._check_names()
         for one, path in zip(records, self.paths, strict=True):
             if resume:
-                _check_same(path, one.config["settings"])
+                check_same(path, one.config["settings"])
             # Killed while it made its directories, a fleet lacks some of them and has lost nothing.
             self.runs.append(
                 RunDirectory.resume(path)
                 if trained or (resume and (path / "config.json").is_file())
                 else RunDirectory.create(path, one.config, self.environment)
+            )
+
+    def _check_names(self) -> None:
+        """A run that the fleet no longer names would be left behind without a word."""
+        written = (path.parent for path in self.directory.glob("*/config.json") if (path.parent / "lock").exists())
+        if left := sorted(path.name for path in written if path not in self.paths):
+            raise ValueError(
+                f"{self.directory} has the run {left[0]}, which {FLEET} does not name now; a fleet continues with the "
+                "runs it began with: put the file back, or start another fleet"
             )
 
     def begin(

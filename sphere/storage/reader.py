@@ -29,7 +29,7 @@ from sphere.storage.validate import (
     number,
 )
 
-ENVIRONMENT = "environment.json"
+ENVIRONMENT, FLEET = "environment.json", "fleet.json"
 SIZES = {CONFIG: MOST_JSON, METRICS: MOST_RECORD, EPISODES: MOST_RECORD, ENVIRONMENT: MOST_JSON}
 """The files of a run, and how long each may be."""
 ACTED = ("train/replaced", "train/felt", "train/coefficient")
@@ -105,12 +105,29 @@ def find_runs(paths: Iterable[Path], notes: list[str]) -> list[Path]:
         before = len(found)
         for folder, folders, files in os.walk(path):
             folders[:] = sorted(name for name in folders if not name.startswith("."))
+            if FLEET in files:
+                notes += _gone(Path(folder))
             if "config.json" in files or METRICS in files or EPISODES in files:
                 found.setdefault(Path(folder).resolve(), Path(folder))
                 folders.clear()
+            notes += [
+                f"{Path(folder, name)} is a link to a directory and was not followed; name it by itself"
+                for name in folders
+                if os.path.islink(os.path.join(folder, name))
+            ]
         if len(found) == before and not any(known.is_relative_to(path.resolve()) for known in found):
             notes.append(f"there is no run in {path}")
     return list(found.values())
+
+
+def _gone(fleet: Path) -> list[str]:
+    """Sentences about runs that the fleet's checkpoint knows and that are not there."""
+    known = checksums.in_checkpoint(fleet, [])  # what is wrong with it is said with every run
+    return [
+        f"{fleet / run} is gone, and the fleet's checkpoint names it; what follows is without that run"
+        for run in sorted(known)
+        if not any((fleet / run / name).exists() for name in (CONFIG, METRICS, EPISODES))
+    ]
 
 
 def read_run(path: Path, notes: list[str]) -> Record:

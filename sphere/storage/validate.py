@@ -57,6 +57,15 @@ def check_config(config: Mapping[str, Any]) -> None:
         if not math.isfinite(number("config.json", name, value)):
             raise Unreadable(f"config.json has {name} {value}, wanted a finite number")
     _check_settings(config["settings"])
+    _check_sizes(config)
+
+
+def _check_sizes(value: Any) -> None:
+    """No number is so large that nothing can be computed with it."""
+    if isinstance(value, int) and abs(value) > 10**300:
+        raise Unreadable(f"config.json has a number of {len(str(abs(value)))} digits")
+    for one in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _check_sizes(one)
 
 
 def _check_settings(settings: Mapping[str, Any]) -> None:

@@ -241,6 +241,11 @@ class Fleet:
     def tree(self) -> dict[str, Any]:
         return _joined([group.tree() for group in self.groups])
 
+    def checksums(self, tree: dict[str, Any]) -> dict[str, Any]:
+        """By run and file, of what a tree leaves on disk: the rows that learners remember."""
+        memories = [group.memory for group in self.groups if group.memory is not None]
+        return {name: sums for memory in memories for name, sums in memory.checksums(tree["memory"]).items()}
+
     def counters(self) -> dict[str, int]:
         return {
             "task_index": self.task_index,
@@ -259,7 +264,7 @@ class Fleet:
                 rows = len(leaf) // runs  # one for each run, or one for each of its environments
                 return leaf[first * rows : last * rows]
 
-            group.restore(jax.tree.map(mine, saved.tree))
+            group.restore(jax.tree.map(mine, saved.tree), saved.meta.get("checksums") or {})
             first = last
         return saved
 

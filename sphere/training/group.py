@@ -1,6 +1,6 @@
 """Runs of a fleet that collect, learn and are evaluated together: their source, their state, and its steps."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -108,11 +108,12 @@ class Group:
         own = {} if self.memory is None else {"memory": self.memory.tree()}
         return {"state": jax.tree.map(np.array, self.state), "source": self.source.get_state(), **own}
 
-    def restore(self, tree: dict[str, Any]) -> None:
+    def restore(self, tree: dict[str, Any], checksums: Mapping[str, Any]) -> None:
+        """`checksums`: by run and file, those of the checkpoint that it comes from."""
         self.source.set_state(tree["source"])
         self.state = jax.tree.map(jnp.asarray, tree["state"])
         if self.memory is not None:
-            self.memory.restore(tree["memory"])
+            self.memory.restore(tree["memory"], checksums)
 
     def close(self) -> None:
         self.source.close()

@@ -22,8 +22,12 @@ ENVIRONMENT = 256
 """Bytes of an environment; its random generator alone takes as many."""
 LINE = 300
 """Bytes of a line of metrics.jsonl; there is one for every iteration."""
+TRANSITION = 20
+"""Bytes of a transition in a replay memory: two observations, an action, a reward and a flag of one number each."""
 MOST_STEPS = 30 * 24 * 3600 * 100_000
 """Of all runs: thirty days at 100,000 steps per second, which is faster than any machine this was measured on."""
+MOST_LEARNED = 10_000 * MOST_STEPS
+"""Samples that updates of all runs look at: thirty days at a billion per second."""
 
 
 def host_memory() -> int:
@@ -48,6 +52,8 @@ def network_bytes(net: Any) -> int:
     mixture = getattr(net, "kind", "mlp") != "mlp"
     experts = net.experts if mixture else 1
     weights = experts * net.width * (1 + net.width * (net.depth - 1))
+    if (encoder := getattr(net, "transformer", None)) is not None:
+        weights = encoder.layers * (4 * encoder.width**2 + weights + 2 * experts * net.width * encoder.width)
     if getattr(net, "kind", "") == "deepseek":  # each expert is cut into narrower ones
         weights //= net.split
     if getattr(net, "kind", "") == "soft":
@@ -68,16 +74,47 @@ def needed(config: FleetConfig) -> Mapping[str, int]:
         * config.evaluation.episodes
         * ENVIRONMENT,
         f"the kernel of {heldout:,} held-out states": runs * heldout**2 * 4,
+        f"the memory of {config.learner.memory:,} transitions of {runs:,} runs": runs
+        * config.learner.memory
+        * TRANSITION,
         f"networks of {runs:,} runs": runs * sum(network_bytes(net) for net in config.learner.nets.values()),
     }
 
 
 def _words(size: int) -> str:
-    for unit in ("GiB", "TiB", "PiB"):
-        size = -(-size // 1024) if unit != "GiB" else -(-size // 2**30)
+    for unit in ("KiB", "MiB", "GiB", "TiB", "PiB"):
+        size = -(-size // 1024)
         if size < 10_000:
             return f"{size:,} {unit}"
     return f"over {min(size, 10**9):,} PiB"
+
+
+def check_episodes(count: int) -> None:
+    """Refuses more evaluation episodes at a time than this machine can hold."""
+    if (size := count * ENVIRONMENT) > (memory := host_memory()):
+        raise UserError(
+            f"{min(count, 10**30):,} episodes at a time need {_words(size)} of memory or more, and this machine has "
+            f"{_words(memory)}; ask for fewer"
+        )
+
+
+def _check_time(config: FleetConfig) -> None:
+    """Refuses what would never end."""
+    iterations = config.total_iterations * len(config.runs)
+    steps = iterations * config.iteration_steps
+    horizon = getattr(config.source, "horizon", None) or 1
+    played = len(config.runs) * len(config.tasks) * config.evaluation_count * config.evaluation.episodes * horizon
+    for count, most, what, remedy in (
+        (steps, MOST_STEPS, "steps in all", "choose fewer steps, tasks or runs"),
+        (played, MOST_STEPS, "steps of evaluation in all", "choose fewer episodes, shorter ones or fewer evaluations"),
+        (iterations * config.learner.learned, MOST_LEARNED, "samples to learn from in all", "let it learn less often"),
+    ):
+        if count > most:
+            days, speed = min(count * 30 // most, 10**20), most // (30 * 24 * 3600)
+            raise UserError(
+                f"this fleet has {min(count, 10**30):,} {what}, which is {days:,} days at {speed:,} per second; "
+                f"wanted {most:,} at most, so {remedy}"
+            )
 
 
 def check(config: FleetConfig, out: Path) -> None:
@@ -90,14 +127,11 @@ def check(config: FleetConfig, out: Path) -> None:
             f"this fleet needs {_words(sum(parts.values()))} of memory or more, {_words(size)} of them for {what}, "
             f"and this machine has {_words(memory)}; choose smaller settings"
         )
-    steps = config.total_iterations * config.iteration_steps * len(config.runs)
-    if steps > MOST_STEPS:
-        raise UserError(
-            f"this fleet has {min(steps, 10**30):,} steps in all, which is {min(steps // 864 // 10**7, 10**20):,} "
-            f"days at 100,000 steps per second; wanted {MOST_STEPS:,} steps at most, so choose fewer steps, tasks or "
-            "runs"
-        )
-    lines = config.total_iterations * len(config.runs) * LINE
+    _check_time(config)
+    runs = len(config.runs)
+    remembered = min(config.learner.memory, config.task_steps) * TRANSITION
+    there = sum(path.stat().st_size for name in ("metrics.jsonl", "replay-*.bin") for path in out.glob(f"*/{name}"))
+    lines = config.total_iterations * runs * LINE + runs * remembered - there
     place = next(path for path in (out.absolute(), *out.absolute().parents) if path.is_dir())
     free = shutil.disk_usage(place).free
     if lines > free:

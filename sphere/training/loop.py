@@ -11,6 +11,7 @@ the fleet and names run, step and last good checkpoint. An exception in a simula
 worker's traceback.
 """
 
+import hashlib
 import signal
 import time
 from collections.abc import Callable
@@ -53,6 +54,8 @@ class Training:
         self.warned = False
         self.resets = 0.0  # units that methods gave new weights since this process began
         self.begun = fleet.total_iterations
+        self.evaluations = 0
+        self.seen = [hashlib.sha256() for _ in self.runs]  # of each run's evaluations since this process began
         self.methods: dict[tuple[float, ...], list[int]] = {}
         for index, run in enumerate(self.runs):
             self.methods.setdefault(tuple(run.numbers[name] for name in run.varied), []).append(index)
@@ -60,10 +63,11 @@ class Training:
 
     def save(self, tree: dict[str, Any]) -> None:
         """A checkpoint, with the lengths and checksums of the records up to here."""
+        remembered = self.fleet.checksums(tree)
         meta = {
             "counters": self.fleet.counters(),
             "positions": self.records.positions(),
-            "checksums": self.records.checksums(),
+            "checksums": {run: own | remembered.get(run, {}) for run, own in self.records.checksums().items()},
         }
         checkpoint.save(self.fleet.directory, self.fleet.total_iterations, tree, meta)
 
@@ -85,6 +89,9 @@ class Training:
         values = [one | more for one, more in zip(means, diagnostics or [{}] * len(self.runs), strict=True)]
         self.records.event(fleet.steps, values, task, index)
         if kind == "evaluation":
+            self.evaluations += 1
+            for seen, one in zip(self.seen, values, strict=True):
+                seen.update(repr(sorted(one.items())).encode())
             self.report(task, values)
 
     def check_felt(self, values: list[dict[str, float]]) -> None:
@@ -108,6 +115,16 @@ class Training:
                 f"{' and '.join(names)} has reset no unit{since}, so it changed nothing: units were too young or none "
                 "was dormant; lower its maturity or its threshold, or train longer"
             )
+
+    def check_identical(self) -> None:
+        """Say at the end which runs of one seed were the same at every evaluation: what tells them apart did
+        nothing."""
+        first: dict[tuple[int, str], str] = {}
+        for run, seen in zip(self.runs, self.seen, strict=True):
+            if self.evaluations and (other := first.setdefault((run.seed, seen.hexdigest()), run.name)) != run.name:
+                self.progress.say(
+                    f"{run.name} has the very numbers of {other} at every evaluation: what tells them apart did nothing"
+                )
 
     def report(self, task: str, values: list[dict[str, float]]) -> None:
         """A line for each method: runs that differ in their seeds only."""
@@ -161,6 +178,7 @@ class Training:
                 rest = "all is trained" if fleet.finished else f"continue with: {command('resume', fleet.directory)}"
                 raise Interrupted(f"stopped after step {fleet.steps}; {rest}")
         self.check_resets()
+        self.check_identical()
 
 
 def _mean(values: list[dict[str, float]], name: str) -> float:
@@ -225,7 +243,7 @@ def train(config: FleetConfig, directory: Path, *, resume: bool = False, quiet: 
         for note in notes:
             progress.say(note)
         progress.start()
-        with _StopOnce(progress) as stop:
+        with _StopOnce(progress) as stop, files.naming(directory):
             Training(fleet, records, progress, lambda: stop.asked).run()
         progress.say(f"done in {time.monotonic() - started:.0f} s; records in {directory}")
     except KeyboardInterrupt:

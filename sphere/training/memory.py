@@ -1,7 +1,7 @@
 """What the runs of a group remember: a table on the device to learn from, and a file of every run to resume from."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,11 +51,15 @@ class Memory:
             file.mark(self.first)
         return {name: np.full(len(self.files), getattr(self, name), np.int64) for name in ("origin", "end")}
 
-    def restore(self, tree: dict[str, Any]) -> None:
+    def checksums(self, tree: dict[str, Any]) -> dict[str, Any]:
+        """By run and file, of the moment at which a tree was taken."""
+        return {file.directory.name: file.checksums(int(tree["end"][0])) for file in self.files}
+
+    def restore(self, tree: dict[str, Any], checksums: Mapping[str, Any]) -> None:
         self.origin, self.end = int(tree["origin"][0]), int(tree["end"][0])
         found = []
         for file in self.files:
-            file.cut(self.end)
+            file.cut(self.end, self.first, checksums.get(file.directory.name))
             found.append(file.read(self.first, self.end))
         table = np.zeros(self.table.shape, np.float32)
         table[:, (np.arange(self.first, self.end) - self.origin) % self.capacity] = np.stack(found)
