@@ -17,7 +17,7 @@ README = ROOT / "README.md"
 PARTS = ROOT / "docs" / "results" / "notes"
 """Not pages, but parts of those beside them, where their links begin."""
 PAGES = [README, *(page for page in sorted((ROOT / "docs").glob("**/*.md")) if page.parent != PARTS)]
-PAST = {ROOT / "docs" / "history.md", ROOT / "docs" / "decisions.md", *(ROOT / "docs" / "notes").iterdir()}
+PAST = {ROOT / "docs" / "decisions.md", *(ROOT / "docs" / "history").iterdir()}
 PRESENT = [page for page in PAGES if page not in PAST]
 """The others are history: they name what there was."""
 PYTHON = [body for language, body in pages.blocks(README) if language == "python"]
