@@ -33,7 +33,7 @@ def report(arguments: list[str]) -> None:
     loaded = write_report(options.directories, options.out, options.score, options.figures)
     for note in loaded.notes:
         print(f"sphere: {note}", file=sys.stderr)
-    print(f"{plural(len(loaded.runs), 'run')}: {options.out / 'index.html'}")
+    print(f"{plural(len(loaded.runs), 'run')}: open {options.out / 'index.html'} in a browser")
 
 
 @dataclass(frozen=True)

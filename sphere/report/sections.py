@@ -261,7 +261,7 @@ def _retention(comparison: Comparison) -> Markup:
         return EMPTY
     told = (
         f"{comparison.words.word.capitalize()} of one policy on every task (columns) after it was trained on each in "
-        "turn (rows), mean over CRL runs. Below the diagonal: what is left of what it had learnt."
+        "turn (rows), mean over CRL runs. Below the diagonal: how much of an earlier task is kept."
     )
     layout = "pair" if len(comparison.tasks) <= 5 else "wide"
     return joined(element("h3", "Retention"), element("p", told, class_="soft"), element("div", *kept, class_=layout))
