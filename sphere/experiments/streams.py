@@ -16,8 +16,8 @@ CALLED = {WITHIN: "within the task", OVER_ALL: "of all classes"}
 """The two scores of a record in words: argmax over the classes of the task, and over all."""
 NOTE = (
     "Accuracy on a task's test examples right after its training, mean over tasks; mean and deviation over runs. "
-    '"Of all classes": argmax over all of them; "within the task": over those of the task. The paper\'s score is {score}. '
-    "r_e(K) and feature norm are those after the last task, on held-out inputs."
+    '"Of all classes": argmax over all of them; "within the task": over those of the task. '
+    "The paper's score is {score}. r_e(K) and feature norm are those after the last task, on held-out inputs."
 )
 
 

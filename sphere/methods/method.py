@@ -108,8 +108,8 @@ class Method:
 
     def choices(self, usual: Mapping[str, Any]) -> dict[str, Any]:
         """The settings by which it is another method than its label says, as {"variant": "fixed-scale", "target_scale":
-        0.0}: those that differ from their defaults, if a word is among them. Numbers alone say how strong it is. `usual`
-        has what the learner makes the default, as the placement of TD3."""
+        0.0}: those that differ from their defaults, if a word is among them. Numbers alone say how strong it is.
+        `usual` has what the learner makes the default, as the placement of TD3."""
         settings = dataclasses.fields(self)  # type: ignore[arg-type]
         found = {one.name: getattr(self, one.name) for one in settings}
         changed = {

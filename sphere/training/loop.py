@@ -197,7 +197,9 @@ class _StopOnce:
     def _handle(self, number: int, _: object) -> None:
         if not self.asked:
             self.asked = True
-            self.progress.say("stopping: finishing what has begun, then saving; press Ctrl-C again to quit without saving")
+            self.progress.say(
+                "stopping: finishing what has begun, then saving; press Ctrl-C again to quit without saving"
+            )
         elif number == signal.SIGINT:
             raise KeyboardInterrupt
 
