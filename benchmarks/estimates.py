@@ -25,8 +25,8 @@ from sphere.report.statistics import interval
 MEANS = (0, 1, 10, 30, 100, 1000)
 PROBES = (4, 8, 32, 64)
 SPECTRA = {
-    "1 / k^2": 1.0 / np.arange(1, 65) ** 2,
-    "one large eigenvalue": np.array([50.0] + 63 * [0.05]),
+    "1 / k^2": 1.0 / np.arange(1, 33) ** 2,
+    "one large eigenvalue": np.array([50.0] + 31 * [0.05]),
 }
 RUNS = (3, 5, 10, 30)
 SERIES = {
@@ -70,7 +70,7 @@ def slq(estimates: int) -> dict[str, Any]:
         for probes in PROBES:
 
             def one(key: Any, x: Any = x, probes: int = probes) -> Any:
-                got = ntk.slq_effective_rank(lambda p, x: x @ p, jnp.zeros(x.shape[1]), x, key, probes=probes, depth=64)
+                got = ntk.slq_effective_rank(lambda p, x: x @ p, jnp.zeros(x.shape[1]), x, key, probes=probes, depth=32)
                 return got.value, got.standard_error
 
             keys = jax.random.split(jax.random.key(2), estimates)
@@ -125,7 +125,7 @@ def _coefficient(*how: float) -> float:
 def _held(length: int, trials: int, *how: float) -> float:
     truth, rng, held = _coefficient(*how) if how[2] else 0.0, np.random.default_rng(5), 0
     for _ in range(trials):
-        found = predict_one_step(*_series(length + 1, rng, *how), resamples=500)
+        found = predict_one_step(*_series(length + 1, rng, *how), resamples=200)
         held += found is not None and found.low <= truth <= found.high
     return held / trials
 
@@ -139,7 +139,7 @@ def main() -> None:
     found: dict[str, Any] = {
         "command": "python -m benchmarks.estimates --keep results/estimates.json",
         "trials": options.trials,
-        "slq": slq(2 * options.trials),
+        "slq": slq(options.trials),
         "intervals": intervals(options.trials),
         "lead-lag": lead_lag(options.trials),
     }

@@ -77,7 +77,7 @@ class Reader:
                 pass
             case ["sphere", *rest, "&"]:
                 self.begin(rest)
-            case ["sleep", _]:
+            case ["until", "ls", checkpoint, *_] if "/checkpoint-" in checkpoint:
                 processes.until(lambda: self.hold.reached(self.directory / self.out), self.process)
             case ["kill", "-9", "$!"]:
                 os.kill(self.process.pid, signal.SIGKILL)

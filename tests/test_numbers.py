@@ -96,7 +96,7 @@ def estimates(_: Path) -> set[str]:
             found |= shown(100 * row["bias"], form=".1f") | shown(row["held"])
     found |= shown(*kept["intervals"].values())
     found |= shown(*(row[length] for row in kept["lead-lag"].values() for length in ("100", "200")))
-    return found | {f"{kept['trials']:,}", f"{2 * kept['trials']:,}"}
+    return found | {f"{kept['trials']:,}"}
 
 
 def rank(*values: float) -> float:

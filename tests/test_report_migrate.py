@@ -35,10 +35,12 @@ KEPT = {
     "metaworld-crl-first": {("SPHERE", 1015808): 5, ("Top-K MoE", 1015808): 5},
     "metaworld-crl-layernorm": {("LN", 1015808): 2},
     "metaworld-crl-ppo": {("PPO", 1015808): 5},
+    "metaworld-demo": {("SPHERE", 143360): 2, ("Top-K MoE", 143360): 2},
     "metaworld-rl": {("SPHERE", 1015808): 50, ("Top-K MoE", 1015808): 50},
     "metaworld-rl-check": {("Top-K MoE", 1015808): 2},
     "metaworld-rl-exchange": {("Top-K MoE", 1032192): 1},
     "metaworld-rl-partial": {("SPHERE", 1015808): 3, ("Top-K MoE", 1015808): 3},
+    "probe-crl": {("LN", 40960): 3, ("SPHERE", 40960): 3, ("Top-K MoE", 40960): 3},
 }
 """Directory of results -> label and steps of a task -> how many runs."""
 
