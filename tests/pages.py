@@ -25,7 +25,7 @@ TINY = {
     "report": "--no-figures",
 }
 """What is added to a command so that it takes seconds; whatever else it says is kept."""
-KILLED_AFTER = 9
+KILLED_AFTER = 5
 """Iterations of a training in the background."""
 
 
