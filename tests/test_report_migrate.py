@@ -97,7 +97,7 @@ def test_a_record_of_today_comes_back_as_it_is():
     [
         ({}, "SPHERE"),
         ({"variant": "scale-free"}, "SPHERE (variant scale-free)"),
-        ({"variant": "fixed-scale", "target_scale": 0.0}, "SPHERE (variant fixed-scale, target_scale 0)"),
+        ({"variant": "fixed-scale", "target_scale": 0.0}, "SPHERE (variant fixed-scale, target scale 0)"),
         ({"coefficient": "loss-ratio"}, "SPHERE (coefficient loss-ratio)"),
         ({"placement": "critic"}, "SPHERE (placement critic)"),
         ({"target_scale": 0.0}, "SPHERE"),  # has no effect on SPHERE itself

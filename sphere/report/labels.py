@@ -120,7 +120,7 @@ def tell_apart(configs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def choices(config: Mapping[str, Any]) -> list[str]:
     """The settings by which a run is something else than its label says, in words."""
-    return [f"{name} {spell(number(value))}" for name, value in config.get("choices", {}).items()]
+    return [f"{name.replace('_', ' ')} {spell(number(value))}" for name, value in config.get("choices", {}).items()]
 
 
 def titled(label: str, words: Sequence[str], most: int = 4) -> str:
@@ -155,7 +155,8 @@ def _differences(members: list[dict[str, Any]]) -> list[list[str]]:
     apart = [name for name in every if len({_as_text(one.get(name, "not set")) for one in members}) > 1]
     last = [name.rsplit(".", 1)[-1] for name in apart]
     words = [
-        end if last.count(end) == 1 and not full.startswith("boundary.") else full  # "optimiser no" says too little
+        # as in a text, not as on the command line; "optimiser no" says too little
+        end.replace("_", " ") if last.count(end) == 1 and not full.startswith("boundary.") else full
         for full, end in zip(apart, last, strict=True)
     ]
     return [

@@ -52,12 +52,12 @@ def method_names(config: FleetConfig, runs: Sequence[Run]) -> list[str]:
     """What tells one run of each method from the others: its label, with the numbers in which it differs where labels
     are the same."""
     labels = [_titled(config.of_run(run).learner, run.numbers) for run in runs]
-    apart = [", ".join(f"{name} {run.numbers[name]:g}" for name in run.varied) for run in runs]
+    apart = [", ".join(f"{name.replace('_', ' ')} {run.numbers[name]:g}" for name in run.varied) for run in runs]
     return [one if labels.count(one) == 1 else f"{one} ({more})" for one, more in zip(labels, apart, strict=True)]
 
 
 def _titled(learner: Learner, numbers: Mapping[str, float]) -> str:
-    words = [f"{name} {value}" for name, value in choices(learner, numbers).items()]
+    words = [f"{name.replace('_', ' ')} {value}" for name, value in choices(learner, numbers).items()]
     return label(learner, numbers) + (f" ({', '.join(words)})" if words else "")
 
 
