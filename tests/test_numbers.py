@@ -184,3 +184,11 @@ def test_what_is_given_is_still_there():
 def test_a_new_number_would_be_found():
     text = "Success 0.42, 17% more, 12,345 steps in 11 min at 3.5 ms; version 3.11.7, `0.9` and [a](b-1.5.md), table 3."
     assert numbers(text) == ["0.42", "17", "12,345", "11", "3.5"]
+
+
+def test_history_says_what_it_is_and_is_not_part_of_the_site():
+    pages = sorted((DOCS / "history").glob("*.md"))
+    assert pages
+    for page in pages:
+        assert "> History: what was seen on the day" in page.read_text(), page.name
+    assert "  history/\n" in (ROOT / "mkdocs.yml").read_text()
