@@ -2,7 +2,7 @@
 
 There is one forward pass. Where the coefficient is known from the values, one backward pass follows. The coefficient by
 gradient norm needs both gradients, each by a pass of its own: stacking the two cotangents would be cheaper, but rounds
-the task's gradient differently, and rho = 0 would no longer be training without a penalty (`docs/history.md`).
+the task's gradient differently, and rho = 0 would no longer be training without a penalty (`docs/history/index.md`).
 """
 
 from collections.abc import Callable

@@ -25,7 +25,7 @@ TINY = {
     "report": "--no-figures",
 }
 """What is added to a command so that it takes seconds; whatever else it says is kept."""
-KILLED_AFTER = 9
+KILLED_AFTER = 5
 """Iterations of a training in the background."""
 
 
@@ -77,7 +77,7 @@ class Reader:
                 pass
             case ["sphere", *rest, "&"]:
                 self.begin(rest)
-            case ["sleep", _]:
+            case ["until", "ls", checkpoint, *_] if "/checkpoint-" in checkpoint:
                 processes.until(lambda: self.hold.reached(self.directory / self.out), self.process)
             case ["kill", "-9", "$!"]:
                 os.kill(self.process.pid, signal.SIGKILL)

@@ -89,7 +89,7 @@ def test_a_second_demo_shows_the_first_and_trains_nothing(trained, capsys):
     assert main(["demo"]) == 0
     second = capsys.readouterr().out
     assert TABLE in second
-    assert "finished before, in runs/demo" in second
+    assert "already finished, in runs/demo" in second
     assert (Path("runs/demo") / "demo.png").read_bytes().startswith(PNG)
     assert trained.calls == [(Path("runs/demo"), False)]
     assert not Path("runs/demo-2").exists()
@@ -136,7 +136,7 @@ def test_a_demo_that_was_stopped_goes_on_and_draws_its_figure(trained, capsys):
     assert "stopped after step 64; continue with: " in said
     assert said.rstrip().endswith("sphere demo")
     assert main(["demo"]) == 0
-    assert "Going on with runs/demo" in capsys.readouterr().out
+    assert "Continuing runs/demo" in capsys.readouterr().out
     assert trained.calls == [(Path("runs/demo"), False), (Path("runs/demo"), True)]
     assert Path("runs/demo/demo.png").exists()
 

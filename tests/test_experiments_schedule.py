@@ -75,7 +75,7 @@ def test_finished_fleets_are_kept_and_unfinished_ones_resumed(tmp_path):
     root = tmp_path / "fleets"
     first = schedule([SHORT], root)
     (job,) = first.open
-    assert job.state == "to do"
+    assert job.state == "not started"
     fleets.write(job.config, job.directory)
     fleets.cut_after(4, job.config, job.directory)  # one after the first checkpoint
     again = schedule([SHORT], root)

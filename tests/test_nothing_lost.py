@@ -83,7 +83,7 @@ def test_a_fleet_killed_before_its_first_checkpoint_starts_over_and_says_so(trai
     fleets.cut_after(2, changed(ONE, checkpoint_every=3), tmp_path / "fleet")
     assert not list((tmp_path / "fleet").glob("checkpoint-*.npz"))
     train(ONE, tmp_path / "fleet", resume=True)
-    assert "there is no checkpoint yet: from the start" in capsys.readouterr().err
+    assert "no checkpoint yet: training starts from the beginning" in capsys.readouterr().err
     assert fleets.numbers(tmp_path / "fleet") == fleets.numbers(trained)
     board = accumulator.EventAccumulator(str(tmp_path / "fleet" / "rho0-seed0"))
     board.Reload()

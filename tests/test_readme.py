@@ -1,7 +1,9 @@
 """The README and the docs hold: their code runs, and what they name exists."""
 
 import importlib
+import json
 import re
+import shlex
 from pathlib import Path
 
 import jax
@@ -10,14 +12,16 @@ import pages
 import pytest
 from pages import FENCE
 
+from sphere.cli import demo, train
 from sphere.cli.main import main
+from sphere.training.settings import to_json
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 PARTS = ROOT / "docs" / "results" / "notes"
 """Not pages, but parts of those beside them, where their links begin."""
 PAGES = [README, *(page for page in sorted((ROOT / "docs").glob("**/*.md")) if page.parent != PARTS)]
-PAST = {ROOT / "docs" / "history.md", ROOT / "docs" / "decisions.md", *(ROOT / "docs" / "notes").iterdir()}
+PAST = {ROOT / "docs" / "decisions.md", *(ROOT / "docs" / "history").iterdir()}
 PRESENT = [page for page in PAGES if page not in PAST]
 """The others are history: they name what there was."""
 PYTHON = [body for language, body in pages.blocks(README) if language == "python"]
@@ -67,7 +71,7 @@ def test_the_commands_work_in_their_order(tmp_path, monkeypatch):
     reader = pages.Reader(tmp_path)
     for language, body in pages.blocks(README):
         if language == "sh":
-            for line in body.splitlines():
+            for line in body.replace("\\\n", " ").splitlines():
                 reader.paste(line)
     assert [line.split()[0] for line in reader.said].count("sphere") == 2
     page = Path("report/index.html").read_text()
@@ -114,9 +118,63 @@ def task_rows(protocol):
     return {cells(line)[0]: cells(line)[1:] for line in page.read_text().splitlines() if "±" in line}
 
 
+def shown_rows():
+    return [cells(line) for line in README.read_text().splitlines() if line.startswith("| ") and "±" in line]
+
+
 def test_the_readmes_table_has_the_averages_of_both_protocols():
-    shown = [cells(line) for line in README.read_text().splitlines() if line.startswith("| ") and "±" in line]
-    assert shown == [[protocol.upper(), *task_rows(protocol)["average"]] for protocol in ("crl", "rl")]
+    averages = [[protocol.upper(), *task_rows(protocol)["average"]] for protocol in ("crl", "rl")]
+    assert shown_rows()[:2] == averages
+
+
+def compared(out: Path) -> dict[str, list[str]]:
+    """The rows of the README's comparison, from its kept records (`results/probe-crl`)."""
+    assert main(["report", str(ROOT / "results" / "probe-crl"), "--out", str(out), "--no-figures"]) == 0
+    head, _, *rows = [
+        cells(line) for line in (out / "tables/probe-crl-tasks.md").read_text().splitlines() if "|" in line
+    ]
+    order = [head.index(label) for label in ("Top-K MoE", "SPHERE", "LN")]
+    return {row[0]: [row[place] for place in order] for row in rows}
+
+
+def test_the_comparison_that_the_readme_shows_is_that_of_its_records(tmp_path):
+    rows = compared(tmp_path)
+    assert shown_rows()[2:] == [[task, *rows[task]] for task in ("reach-north", "reach-east")]
+
+
+def test_the_records_of_the_comparison_are_those_of_the_readmes_command():
+    """Its settings, task for task and number for number; where it was trained does not matter."""
+    (line,) = [
+        line
+        for language, body in pages.blocks(README)
+        if language == "sh"
+        for line in body.replace("\\\n", " ").splitlines()
+        if line.startswith("sphere train")
+    ]
+    for asked in train.settings(shlex.split(line)[2:]):
+        for run in asked.config.runs:
+            record = json.loads(
+                (ROOT / "results" / "probe-crl" / str(asked.method) / run.name / "config.json").read_text()
+            )
+            assert record["settings"] == json.loads(json.dumps(to_json(asked.config.of_run(run))))
+
+
+DEMO = ROOT / "results" / "metaworld-demo"
+
+
+def demo_table() -> str:
+    return demo.table(demo.DEMO, demo.evaluations(demo.DEMO, DEMO))
+
+
+def test_the_readmes_demo_is_what_its_records_give():
+    (shown,) = [body for language, body in pages.blocks(README) if language == "text"]
+    assert shown.rstrip().splitlines() == demo_table().splitlines()
+
+
+def test_the_records_of_the_demo_are_those_of_todays_demo():
+    for run in demo.DEMO.runs:
+        record = json.loads((DEMO / run.name / "config.json").read_text())
+        assert record["settings"] == json.loads(json.dumps(to_json(demo.DEMO.of_run(run))))
 
 
 def test_the_readme_is_a_few_screens():

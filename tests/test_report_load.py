@@ -106,8 +106,8 @@ def test_a_number_written_with_or_without_its_point_is_one_setting(tmp_path):
     write_run(tmp_path / "c", settings(seed=0, rho=0.1, learner__batch_size=2_000_000))
     write_run(tmp_path / "d", settings(seed=0, rho=0.1))
     assert [run.method for run in load([tmp_path]).runs] == [
-        "SPHERE (batch_size 2000000)",
-        "SPHERE (batch_size none)",
+        "SPHERE (batch size 2000000)",
+        "SPHERE (batch size none)",
         "Top-K MoE",
         "Top-K MoE",
     ]
@@ -129,9 +129,9 @@ def test_what_varies_in_a_fleet_is_in_the_label(tmp_path):
     alone = settings(seed=1, rho=0.1, learner__learning_rate=1e-3)
     write_run(tmp_path / "alone", alone | {"numbers": {"rho": 0.1}})
     assert sorted(run.method for run in load([tmp_path]).runs) == [
-        "SPHERE (learning_rate 0.0003)",
-        "SPHERE (learning_rate 0.001)",
-        "SPHERE (learning_rate 0.001)",
+        "SPHERE (learning rate 0.0003)",
+        "SPHERE (learning rate 0.001)",
+        "SPHERE (learning rate 0.001)",
     ]
 
 

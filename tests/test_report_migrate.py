@@ -4,14 +4,19 @@ The table of names is the specification: it was recorded from the readers of ver
 """
 
 import copy
+import dataclasses
+import json
 from pathlib import Path
 
+import fleets
 import pytest
 from made_runs import old_settings, settings, write_run
 
+from sphere.methods import Sphere
 from sphere.report.load import load
-from sphere.storage.migrate import current
+from sphere.storage.migrate import choices, current
 from sphere.storage.reader import read_record
+from sphere.training.describe import run_records
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 
@@ -30,10 +35,12 @@ KEPT = {
     "metaworld-crl-first": {("SPHERE", 1015808): 5, ("Top-K MoE", 1015808): 5},
     "metaworld-crl-layernorm": {("LN", 1015808): 2},
     "metaworld-crl-ppo": {("PPO", 1015808): 5},
+    "metaworld-demo": {("SPHERE", 143360): 2, ("Top-K MoE", 143360): 2},
     "metaworld-rl": {("SPHERE", 1015808): 50, ("Top-K MoE", 1015808): 50},
     "metaworld-rl-check": {("Top-K MoE", 1015808): 2},
     "metaworld-rl-exchange": {("Top-K MoE", 1032192): 1},
     "metaworld-rl-partial": {("SPHERE", 1015808): 3, ("Top-K MoE", 1015808): 3},
+    "probe-crl": {("LN", 40960): 3, ("SPHERE", 40960): 3, ("Top-K MoE", 40960): 3},
 }
 """Directory of results -> label and steps of a task -> how many runs."""
 
@@ -83,6 +90,35 @@ def test_a_record_of_today_comes_back_as_it_is():
     before = copy.deepcopy(config)
     assert current(config) == before
     assert config == before
+
+
+@pytest.mark.parametrize(
+    ("penalty", "method"),
+    [
+        ({}, "SPHERE"),
+        ({"variant": "scale-free"}, "SPHERE (variant scale-free)"),
+        ({"variant": "fixed-scale", "target_scale": 0.0}, "SPHERE (variant fixed-scale, target scale 0)"),
+        ({"coefficient": "loss-ratio"}, "SPHERE (coefficient loss-ratio)"),
+        ({"placement": "critic"}, "SPHERE (placement critic)"),
+        ({"target_scale": 0.0}, "SPHERE"),  # has no effect on SPHERE itself
+    ],
+)
+def test_another_penalty_than_sphere_is_named_as_such(tmp_path, penalty, method):
+    """Alone in a report, from settings of a fleet and from records that do not say it yet, of both formats."""
+    sphere = {"variant": "last", "coefficient": "gradient-norm", "placement": "actor", "mixtures": "last"} | penalty
+    write_run(tmp_path / "one", settings(rho=0.1, learner__methods={"sphere": sphere}))
+    write_run(tmp_path / "two", old_settings(rho=0.1, ppo__penalty=sphere))
+    learner = dataclasses.replace(fleets.TINY.learner, methods=(Sphere(**penalty),))
+    config = fleets.changed(fleets.TINY, learner=learner, steps_per_task=3000, seeds=(0,), rho=(0.1,))
+    write_run(tmp_path / "three", json.loads(json.dumps(run_records(config, fleets.SPEC)[0].config)))
+    for name in ("one", "two", "three"):
+        (run,) = load([tmp_path / name]).runs
+        assert run.method == method
+
+
+def test_a_plain_run_has_no_choices():
+    config = settings(rho=0.0, learner__methods={"sphere": {"variant": "scale-free"}})
+    assert choices(config) == {}
 
 
 def test_a_record_of_a_later_version_is_refused():

@@ -83,7 +83,7 @@ def test_every_part_is_there(report):
     headings = [re.sub("<[^>]+>", "", found) for found in re.findall(r"<h[123]>(.*?)</h[123]>", text)]
     assert headings == [
         *("Plasticity report", "MetaWorld", "Average success", "Task by task", "Learning curves"),
-        *("Spectral plasticity", "Router health", "Diagnostics", "Retention", "Continual World"),
+        *("Spectral plasticity", "Router health", "Diagnostics", "Retention", "The final policy on all tasks"),
         *("Runs, settings, versions", "Left out", "How the numbers are made"),
     ]
     assert "learner.actor.experts" in text  # settings

@@ -1,4 +1,7 @@
-"""The pages of results: verdicts follow from the rule, and every number on the pages comes from the records."""
+"""The pages of results: verdicts follow from the rule, and every number on the pages comes from the records.
+
+Numbers on all other pages: test_numbers.py.
+"""
 
 import math
 import re
@@ -278,22 +281,6 @@ def test_notes_have_no_numbers_of_their_own():
         text = re.sub(names, "", " ".join(text.split()))
         assert not re.findall(r"\d+", text), note.name
         assert note.stem in {"index", *registry()}
-
-
-def test_results_quoted_elsewhere_are_on_a_page():
-    """Every `mean ± deviation` and every interval in README and docs; the log is history."""
-    pages = " ".join(" ".join(page.read_text().split()) for page in PAGES.glob("*.md"))
-    others = [ROOT / "README.md", *(page for page in (ROOT / "docs").rglob("*.md") if PAGES not in page.parents)]
-    for page in others:
-        if page.name == "log.md" or {"history", "notes", "decisions"} & set(page.relative_to(ROOT).parts):
-            continue
-        text = " ".join(page.read_text().split())
-        for quoted in re.findall(r"\b\d\.\d\d ± \d\.\d\d\b", text):
-            assert quoted in pages, f"{page.name}: {quoted}"
-        for low, high in re.findall(r"\((\d+\.\d\d) to (\d+\.\d\d)\)", text):
-            assert f"{low} to {high}" in pages or f"[{low}, {high}" in pages.replace("\\", ""), (
-                f"{page.name}: {low} to {high}"
-            )
 
 
 def test_a_claim_without_runs_says_which_are_missing():

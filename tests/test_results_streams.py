@@ -47,6 +47,16 @@ def test_controls_of_splitcifar(name):
     assert row[1:] == numbers(CONTROLS[name])
 
 
+def accounted() -> set[str]:
+    """Every number that the records give for the page: its tables, and what is said of them."""
+    pairs = [[numbers(f"cifar100-mlp/rho{rho}-seed{seed}") for rho in ("0", "0.1")] for seed in range(5)]
+    found = {cell for pair in pairs for row in pair for cell in row}
+    found |= {cell for run in CONTROLS.values() for cell in numbers(run)}
+    for plain, ours in pairs:
+        found |= {f"{float(ours[1]) - float(plain[1]):.3f}", f"{100 * (float(ours[3]) / float(plain[3]) - 1):.0f}"}
+    return found
+
+
 def test_what_is_said_of_the_table():
     runs = {(rho, seed): numbers(f"cifar100-mlp/rho{rho}-seed{seed}") for rho in ("0", "0.1") for seed in range(5)}
     pairs = [(runs["0", seed], runs["0.1", seed]) for seed in range(5)]

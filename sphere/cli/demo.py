@@ -180,16 +180,16 @@ def demo(arguments: list[str]) -> None:
         raise UserError(f"{out} is not a demo; choose another --out")
     again = command("demo", *(["--out", options.out] if options.out else []))
     if job.finished:
-        print(f"finished before, in {out}; for another one: {command('demo', '--out', f'{out}-again')}")
+        print(f"already finished, in {out}; to train another: {command('demo', '--out', f'{out}-again')}")
     else:
-        begun = "" if job.state == "to do" else f" Going on with {out}, {job.state}."
+        begun = "" if job.state == "not started" else f" Continuing {out}, {job.state}."
         print(f"{DEMO.steps_per_task:,} steps of MetaWorld per task and run; a few minutes on two cores.{begun}\n")
         _train(job, again)
     print(results(out))
 
 
 def _train(job: Job, again: str) -> None:
-    fresh, started = job.state == "to do", time.monotonic()
+    fresh, started = job.state == "not started", time.monotonic()
     try:
         work(job)
     except Interrupted as stopped:

@@ -179,7 +179,10 @@ def evaluate_table(directory: Path, episodes: int, tasks: tuple[str, ...]) -> st
     shown = "success at end (any step)" if once else score
     lines = [f"{plural(episodes, 'deterministic episode')}, after {fleet.steps:,} steps; {shown}", ""]
     if config.protocol == "rl":
-        lines.insert(1, f"every task from scratch: these are the policies of {fleet.task}, those of others are gone")
+        lines.insert(
+            1,
+            f"every task from scratch: these are the policies of {fleet.task}; those of the other tasks were not kept",
+        )
     wanted = wanted or (list(dict.fromkeys(config.tasks)) if config.protocol == "crl" else [fleet.task])
     lines.append(f"{'task':<28}" + "".join(f"{run.name:>18}" for run in config.runs))
     for task in wanted:

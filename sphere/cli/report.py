@@ -30,10 +30,12 @@ def report(arguments: list[str]) -> None:
     options = tyro.cli(Report, prog="sphere report", args=arguments)
     if not options.directories:
         raise UserError("no runs were named; name directories that sphere train wrote: sphere report runs/first")
+    if options.figures:
+        print("writing tables, figures and the page: seconds, a minute for many runs", file=sys.stderr)
     loaded = write_report(options.directories, options.out, options.score, options.figures)
     for note in loaded.notes:
         print(f"sphere: {note}", file=sys.stderr)
-    print(f"{plural(len(loaded.runs), 'run')}: {options.out / 'index.html'}")
+    print(f"{plural(len(loaded.runs), 'run')}: open {options.out / 'index.html'} in a browser")
 
 
 @dataclass(frozen=True)

@@ -277,8 +277,10 @@ def work_on(todo: Sequence[Job], out: Path, quiet: bool) -> None:
         raise Interrupted(f"{stopped.at}; {again}") from None
     if failed:
         reasons = "; ".join(f"{one.job.directory.name}: {one.reason}" for one in failed)
-        raise RuntimeError(f"{len(failed)} of {plural(len(todo), 'fleet')} failed ({reasons}); see to it and {again}")
+        raise RuntimeError(
+            f"{len(failed)} of {plural(len(todo), 'fleet')} failed ({reasons}); fix the cause, then {again}"
+        )
     for note in _same_numbers(out):
         say(note)
     if not quiet:
-        say(f"all are trained; to compare them: {command('report', out, '-o', f'{out}-report')}")
+        say(f"all {len(todo)} fleets are trained; compare them: {command('report', out, '-o', f'{out}-report')}")

@@ -20,17 +20,25 @@ Rows = Mapping[str, Mapping[str, Cell]]
 """Row -> column -> our number."""
 
 
-def beside_paper(name: str, title: str, source: str, rows: Rows, note: str = "") -> Table:
-    """Our numbers, each column followed by the paper's of the same row and column in its table `source`."""
+def beside_paper(
+    name: str, title: str, source: str, rows: Rows, note: str = "", words: Mapping[str, str] | None = None
+) -> Table:
+    """Our numbers, each column followed by the paper's of the same row and column in its table `source`, if that has
+    any. `words`: what columns are called, where not by the paper's name."""
     theirs = paper.TABLES.get(source, {})
     columns = list(dict.fromkeys(column for row in rows.values() for column in row))
-    head = [word for column in columns for word in (column, "paper" if len(columns) == 1 else f"paper, {column}")]
-    body: list[list[Cell]] = []
-    for row, cells in rows.items():
-        line: list[Cell] = [row]
-        for column in columns:
-            line += [cells.get(column), paper_cell(theirs.get(row, {}).get(column))]
-        body.append(line)
+    printed = [column for column in columns if any(column in theirs.get(row, {}) for row in rows)]
+    called = {column: (words or {}).get(column, column) for column in columns}
+    head: list[str] = []
+    body: list[list[Cell]] = [[row] for row in rows]
+    for column in columns:
+        head.append(called[column])
+        for line, cells in zip(body, rows.values(), strict=True):
+            line.append(cells.get(column))
+        if column in printed:
+            head.append("paper" if len(columns) == 1 else f"paper, {called[column]}")
+            for line, row in zip(body, rows, strict=True):
+                line.append(paper_cell(theirs.get(row, {}).get(column)))
     return Table(name, title, ("", *head), body, " ".join([note, f"The paper's: {source}."]).strip())
 
 

@@ -128,8 +128,13 @@ def differences(record: Record, experiment: Experiment) -> dict[str, Any]:
     return min(found, key=len)
 
 
+MOST_CHANGES = 6
+
+
 def in_words(changes: Mapping[str, Any]) -> str:
-    """The last part of each name, which is enough beside a path."""
+    """The last part of each name, which is enough beside a path. Of many, how many: that is another experiment."""
+    if len(changes) > MOST_CHANGES:
+        return f"{len(changes)} other settings"
     return ", ".join(f"{name.rsplit('.', 1)[-1].replace('_', ' ')} {spell(value)}" for name, value in changes.items())
 
 

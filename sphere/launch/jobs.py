@@ -44,7 +44,7 @@ class Job:
         if self.finished:
             return "finished"
         if not (self.directory / "fleet.json").is_file():
-            return "to do"
+            return "not started"
         return f"unfinished ({self.done_iterations / self.total_iterations:.0%})"
 
 

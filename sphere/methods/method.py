@@ -107,6 +107,17 @@ class Method:
     other_batch: ClassVar[bool] = False
     """Whether `term` needs a second minibatch."""
 
+    def choices(self, usual: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings by which it is another method than its label says, as {"variant": "fixed-scale", "target_scale":
+        0.0}: those that differ from their defaults, if a word is among them. Numbers alone say how strong it is.
+        `usual` has what the learner makes the default, as the placement of TD3."""
+        settings = dataclasses.fields(self)  # type: ignore[arg-type]
+        found = {one.name: getattr(self, one.name) for one in settings}
+        changed = {
+            one.name: found[one.name] for one in settings if found[one.name] not in (one.default, usual.get(one.name))
+        }
+        return changed if any(isinstance(value, str) for value in changed.values()) else {}
+
     def acts_on(self, role: Role) -> bool:
         """By the setting `placement`, where a method has it: a role, or "both" for all."""
         return getattr(self, "placement", "both") in (role, "both")

@@ -188,7 +188,9 @@ def continual_table(comparison: Comparison) -> Table:
     found = continual(comparison)
     left = sorted({short(task) for one in found for task in one.left_out})
     named = ", ".join(left) if len(left) <= MOST_NAMED else f"{len(left)} tasks"
-    note = "Forward transfer is against the same method under RL."
+    note = "Average performance is the final policy's, forgetting what it has lost since each task's own training. "
+    known = any(math.isfinite(one.transfer) for one in found)
+    note += f"Forward transfer {'is against' if known else 'needs runs of'} the same method under RL."
     if left:
         note += f" Without {named}: solved from the first evaluation on when trained alone."
     if not comparison.words.bounded:

@@ -28,7 +28,7 @@ def headline(comparison: Comparison) -> Markup:
         text += "No run has finished all tasks yet. "
         text += _versus(part, f"Over the first {len(part.tasks)}, under") or "What all have is averaged below. "
     elif not found:
-        text += "No run has finished all tasks yet, so there is no average to compare; the curves show what there is. "
+        text += "No run has finished all tasks yet, so there is no average to compare; see the curves. "
     few = min((one.runs for one in found if one.protocol == comparison.protocols[-1]), default=5)
     if few == 1:
         text += "One run of a method says nothing about the next one."

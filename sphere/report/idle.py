@@ -40,7 +40,7 @@ def identical_runs(runs: Sequence[Run]) -> list[str]:
         first = seen.setdefault((run.suite, run.protocol, run.seed, run.curve.step.tobytes(), numbers), run)
         if first.config["method"] != run.config["method"]:
             notes.append(
-                f"{run.path} ({run.config['label']}) has the very numbers of {first.path} ({first.config['label']}): "
+                f"{run.path} ({run.config['label']}) has the same numbers as {first.path} ({first.config['label']}): "
                 "one of the two methods did nothing"
             )
     return notes

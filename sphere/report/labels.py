@@ -99,20 +99,33 @@ def number(value: Any) -> Any:
 
 
 def tell_apart(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The method of each run: its label. Where one label covers several settings, what differs is added: "SPHERE (rho
-    0.1)"."""
+    """The method of each run: its label, with the choices that make it something else ("SPHERE (variant scale-free)").
+    Where one label covers several settings, what differs is added: "SPHERE (rho 0.1)"."""
     varying = sorted({name for config in configs for name in config["varies"]})
     flat = _with_boundary(configs, [method_settings(config, varying) for config in configs])
     keys = [_as_text(one) for one in flat]
     groups: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
+    chosen: dict[str, list[str]] = {}
     for config, key, settings in zip(configs, keys, flat, strict=True):
         groups[config["label"]][key] = settings
+        chosen[key] = choices(config)
     names: dict[tuple[str, str], str] = {}
     for label, members in groups.items():
         for place, (key, more) in enumerate(zip(members, _differences(list(members.values())), strict=True)):
-            name = label if len(members) == 1 else f"{label} ({more})"
+            words = more if len(members) > 1 else []
+            name = titled(label, [*(word for word in chosen[key] if word not in words), *words])
             names[label, key] = name if name not in names.values() else f"{name} #{place + 1}"
     return [names[config["label"], key] for config, key in zip(configs, keys, strict=True)]
+
+
+def choices(config: Mapping[str, Any]) -> list[str]:
+    """The settings by which a run is something else than its label says, in words."""
+    return [f"{name.replace('_', ' ')} {spell(number(value))}" for name, value in config.get("choices", {}).items()]
+
+
+def titled(label: str, words: Sequence[str], most: int = 4) -> str:
+    """A label and what is to be known beside it."""
+    return f"{label} ({', '.join([*words[:most], *(['…'] if len(words) > most else [])])})" if words else label
 
 
 def _as_text(settings: Any) -> str:
@@ -136,21 +149,18 @@ def _with_boundary(configs: Sequence[Mapping[str, Any]], flat: list[dict[str, An
     return found
 
 
-def _differences(members: list[dict[str, Any]], most: int = 4) -> list[str]:
+def _differences(members: list[dict[str, Any]]) -> list[list[str]]:
     """What sets each of some settings apart from the others, in words."""
     every = sorted({name for one in members for name in one})
     apart = [name for name in every if len({_as_text(one.get(name, "not set")) for one in members}) > 1]
     last = [name.rsplit(".", 1)[-1] for name in apart]
     words = [
-        end if last.count(end) == 1 and not full.startswith("boundary.") else full  # "optimiser no" says too little
+        # as in a text, not as on the command line; "optimiser no" says too little
+        end.replace("_", " ") if last.count(end) == 1 and not full.startswith("boundary.") else full
         for full, end in zip(apart, last, strict=True)
     ]
     return [
-        ", ".join(
-            f"{word} {spell(one.get(name, 'none'))}" for word, name in list(zip(words, apart, strict=True))[:most]
-        )
-        + (", …" if len(apart) > most else "")
-        for one in members
+        [f"{word} {spell(one.get(name, 'none'))}" for word, name in zip(words, apart, strict=True)] for one in members
     ]
 
 

@@ -1,5 +1,6 @@
 """The page's part on one comparison: charts to be drawn, and tables."""
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -25,6 +26,8 @@ from sphere.report.summary import averages
 from sphere.report.tables import Cell, Measured, Table, digits
 
 PROTOCOLS = {"crl": "CRL: one agent through all tasks", "rl": "RL: every task from scratch"}
+MOST_PREDICTORS = 12
+"""Rows of a table that is the strongest first: the rest are hardly ever of interest."""
 ROUTER = ("routing_entropy", "active_ratio", "max_violation")
 RE_K = Markup("<b>r<sub>e</sub>(K)</b>")
 RANKS = {
@@ -249,6 +252,9 @@ def _predictors(comparison: Comparison) -> Markup:
     if not found.rows:
         return EMPTY
     told = "Do runs of one method that differ at the first evaluation of a task differ in what they reach on it?"
+    if len(found.rows) > MOST_PREDICTORS:
+        told += f" The {MOST_PREDICTORS} strongest of {len(found.rows)}; all are in tables/{found.name}.csv."
+        found = dataclasses.replace(found, rows=found.rows[:MOST_PREDICTORS])
     head = [element("h3", "Early predictors"), element("p", told, class_="soft")]
     return _only("crl", *head, table(found, names=lambda name: with_indices(full_words(name))))
 
@@ -261,7 +267,7 @@ def _retention(comparison: Comparison) -> Markup:
         return EMPTY
     told = (
         f"{comparison.words.word.capitalize()} of one policy on every task (columns) after it was trained on each in "
-        "turn (rows), mean over CRL runs. Below the diagonal: what is left of what it had learnt."
+        "turn (rows), mean over CRL runs. Below the diagonal: how much of an earlier task is kept."
     )
     layout = "pair" if len(comparison.tasks) <= 5 else "wide"
     return joined(element("h3", "Retention"), element("p", told, class_="soft"), element("div", *kept, class_=layout))
@@ -288,4 +294,4 @@ def retention_matrix(comparison: Comparison, method: str) -> Markup:
 
 def _continual(comparison: Comparison) -> Markup:
     world = continual_table(comparison)
-    return joined(element("h3", "Continual World"), table(world)) if world.rows else EMPTY
+    return joined(element("h3", "The final policy on all tasks"), table(world)) if world.rows else EMPTY

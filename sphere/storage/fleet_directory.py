@@ -27,7 +27,7 @@ class RunRecord(NamedTuple):
 
 
 def check_same(path: Path, settings: Mapping[str, Any]) -> None:
-    """A run goes on with the settings that its records name."""
+    """A run continues with the settings that its records name."""
     try:
         before, now = files.flatten(run_directory.read_config(path)["settings"]), files.flatten(files.plain(settings))
     except (OSError, ValueError, TypeError, KeyError):
@@ -147,7 +147,7 @@ class FleetDirectory:
         if not changed:
             return []
         names = ", ".join(dict.fromkeys(changed))
-        return [f"not the same {names} as before (noted in environment.json): last digits may come out differently"]
+        return [f"not the same {names} as before (noted in environment.json): last digits may differ"]
 
     def event(self, step: int, values: list[dict[str, float]], task: str, task_index: int) -> None:
         self.check()

@@ -2,7 +2,8 @@
 
 Format 1 held the flat settings of a fleet and said neither method nor label, score or length of a task: readers
 worked them out. `current` does that once. Format 2 says all of it and is believed as it is. The tables below belong
-to format 1, which no version writes any more, so nothing is ever added to them.
+to format 1, which no version writes any more, so nothing is ever added to them. The first records of format 2 did not
+say which variant of the penalty they have: `choices`.
 """
 
 from collections.abc import Mapping
@@ -50,6 +51,9 @@ SOURCE = {
     "overlap": None,
 }
 
+CHOICES = {"variant": "last", "coefficient": "gradient-norm", "placement": "actor", "mixtures": "last"}
+"""What SPHERE is, where a record does not say that it is something else."""
+
 DEFAULTS = {"evaluation": {}, "checkpoint_every": 10, "wandb": None, "sharing": 1}
 COLUMNS = ("return", "length", "success_once", "success_at_end")
 WANTED = ("tasks", "protocol", "steps_per_task", "seeds", "rho")
@@ -88,6 +92,18 @@ def current(config: Mapping[str, Any]) -> dict[str, Any]:
         "spec": {},
         "settings": settings(config),
     }
+
+
+def choices(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a record in today's format: what makes its penalty something else than SPHERE, which tables have to name."""
+    if "choices" in config:
+        return config["choices"]
+    learner = config["settings"].get("learner") or {}
+    penalty = (learner.get("methods") or {}).get("sphere") or {}
+    if "sphere" not in config["method"].split("+") or "td3" in config["learner"]:  # there it acts on critics
+        return {}
+    found = {name: penalty[name] for name, usual in CHOICES.items() if penalty.get(name, usual) != usual}
+    return found | ({"target_scale": penalty["target_scale"]} if found.get("variant") == "fixed-scale" else {})
 
 
 def settings(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from sphere.storage import checksums
 from sphere.storage.files import MOST_JSON, MOST_RECORD, read_regular, strict_json
-from sphere.storage.migrate import current
+from sphere.storage.migrate import choices, current
 from sphere.storage.run_directory import CONFIG, EPISODES, METRICS
 from sphere.storage.validate import (
     KINDS,
@@ -185,7 +185,7 @@ def _record(data: bytes) -> dict[str, Any]:
         raise Unreadable("config.json is not an object; it is not a run of sphere train")
     config = current(written)
     check_config(config)
-    return config
+    return config | {"choices": choices(config)}
 
 
 def _environment(path: Path, data: bytes | None, notes: list[str]) -> dict[str, Any]:

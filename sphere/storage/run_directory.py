@@ -130,7 +130,7 @@ class RunDirectory:
             if size != self._lengths[name]:
                 raise Replaced(
                     f"{self.path / name} has {size} bytes, and this process has written {self._lengths[name]}: "
-                    "something else writes to it. Training stops here; see that nothing else does, then continue with "
+                    "something else writes to it. Training stops here; stop the other process, then continue with "
                     "sphere resume"
                 )
 

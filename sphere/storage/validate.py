@@ -56,6 +56,8 @@ def check_config(config: Mapping[str, Any]) -> None:
     for name, value in config["numbers"].items():
         if not math.isfinite(number("config.json", name, value)):
             raise Unreadable(f"config.json has {name} {value}, wanted a finite number")
+    if not isinstance(config.get("choices", {}), dict):
+        raise Unreadable(f"config.json has choices {config['choices']!r:.60}, wanted settings by name")
     _check_settings(config["settings"])
     _check_sizes(config)
 
@@ -78,6 +80,9 @@ def _check_settings(settings: Mapping[str, Any]) -> None:
     for name in ("boundary", "evaluation", "learner", "source"):
         if not isinstance(settings.get(name) or {}, dict):
             raise Unreadable(f"config.json has {name} {settings[name]!r:.60}, wanted settings by name")
+    methods = (settings.get("learner") or {}).get("methods") or {}
+    if not isinstance(methods, dict) or not all(isinstance(one or {}, dict) for one in methods.values()):
+        raise Unreadable(f"config.json has methods {methods!r:.60}, wanted settings by name")
 
 
 def number(where: str, name: str, value: Any) -> float:

@@ -32,6 +32,7 @@ def described(config: FleetConfig, run: Run, spec: Mapping[str, Any]) -> dict[st
         "method": "+".join(method.name for method in used) or "none",
         "actor": learner.actor.kind,
         "label": label(learner, run.numbers),
+        "choices": choices(learner, run.numbers),
         "suite": suite,
         "source": own.source.kind,
         "score": own.source.score(suite),
@@ -50,9 +51,22 @@ def described(config: FleetConfig, run: Run, spec: Mapping[str, Any]) -> dict[st
 def method_names(config: FleetConfig, runs: Sequence[Run]) -> list[str]:
     """What tells one run of each method from the others: its label, with the numbers in which it differs where labels
     are the same."""
-    labels = [label(config.of_run(run).learner, run.numbers) for run in runs]
-    apart = [", ".join(f"{name} {run.numbers[name]:g}" for name in run.varied) for run in runs]
+    labels = [_titled(config.of_run(run).learner, run.numbers) for run in runs]
+    apart = [", ".join(f"{name.replace('_', ' ')} {run.numbers[name]:g}" for name in run.varied) for run in runs]
     return [one if labels.count(one) == 1 else f"{one} ({more})" for one, more in zip(labels, apart, strict=True)]
+
+
+def _titled(learner: Learner, numbers: Mapping[str, float]) -> str:
+    words = [f"{name.replace('_', ' ')} {value}" for name, value in choices(learner, numbers).items()]
+    return label(learner, numbers) + (f" ({', '.join(words)})" if words else "")
+
+
+def choices(learner: Learner, numbers: Mapping[str, float]) -> dict[str, Any]:
+    """Settings of the methods that act by which a run is something else than its label says: a variant of the penalty.
+    Tables name them, so that a run of it alone is not taken for the method."""
+    usual = {"placement": learner.placement} if learner.placement else {}
+    acting = [method for method in learner.methods if method.strength is None or numbers[method.strength]]
+    return {name: value for method in acting for name, value in method.choices(usual).items()}
 
 
 def label(learner: Learner, numbers: Mapping[str, float]) -> str:

@@ -135,8 +135,10 @@ class Training:
             own = [values[index] for index in members]
             reached = _mean(own, f"evaluation/{self.score}")
             who = f"{name:<{wide}}   " if len(self.names) > 1 else ""
-            more = f"return {_mean(own, 'evaluation/return'):>9.2f}   " if returns else ""
-            lines.append(f"{who}{score} {reached:.2f}   {more}r_e(K) {_mean(own, 'heldout/ntk_rank'):>7.2f}")
+            more = f"   return {_mean(own, 'evaluation/return'):>9.2f}" if returns else ""
+            rank = _mean(own, "heldout/ntk_rank")
+            more += "" if np.isnan(rank) else f"   r_e(K) {rank:>7.2f}"  # networks are not diagnosed after each
+            lines.append(f"{who}{score} {reached:.2f}{more}")
             facts[name if who else score] = reached
         pace = f"   {speed:>9,.0f} steps/s" if (speed := self.progress.speed) else ""
         begin = f"{task:<28} {self.fleet.steps:>12,} steps   "
@@ -181,6 +183,13 @@ class Training:
         self.check_identical()
 
 
+def _legend(config: FleetConfig) -> str:
+    """What the lines are that come while a fleet trains."""
+    seeds = f"mean over {len(config.seeds)} seeds" if len(config.seeds) > 1 else "one seed"
+    rank = "; r_e(K): effective rank of the NTK, at least 1" if config.evaluation.heldout else ""
+    return f"each line is an evaluation on the task in training, {seeds}{rank}"
+
+
 def _mean(values: list[dict[str, float]], name: str) -> float:
     return float(np.mean([one.get(name, np.nan) for one in values]))
 
@@ -206,7 +215,9 @@ class _StopOnce:
     def _handle(self, number: int, _: object) -> None:
         if not self.asked:
             self.asked = True
-            self.progress.say("stopping: what has begun is finished, then saved; press Ctrl-C again to leave at once")
+            self.progress.say(
+                "stopping: finishing what has begun, then saving; press Ctrl-C again to quit without saving"
+            )
         elif number == signal.SIGINT:
             raise KeyboardInterrupt
 
@@ -242,6 +253,8 @@ def train(config: FleetConfig, directory: Path, *, resume: bool = False, quiet: 
         progress, notes = _begin(fleet, records, resume, quiet)
         for note in notes:
             progress.say(note)
+        if not fleet.finished:
+            progress.say(_legend(config))
         progress.start()
         with _StopOnce(progress) as stop, files.naming(directory):
             Training(fleet, records, progress, lambda: stop.asked).run()
@@ -251,9 +264,9 @@ def train(config: FleetConfig, directory: Path, *, resume: bool = False, quiet: 
             where = (
                 "from the last checkpoint"
                 if checkpoint.checkpoints(directory)
-                else "from the start, nothing was saved yet"
+                else "from the beginning, nothing was saved yet"
             )
-            progress.say(f"left at once; continue {where}: {command('resume', directory)}")
+            progress.say(f"quit without saving; continue {where}: {command('resume', directory)}")
         raise
     finally:
         for thing in (progress, fleet, records, lock):
@@ -276,7 +289,7 @@ def _begin(fleet: Fleet, records: FleetDirectory, resume: bool, quiet: bool) -> 
         notes = [*saved.notes, *begun]
     else:
         notes = records.begin([{} for _ in range(runs)] if resume else None, None)
-        notes += ["there is no checkpoint yet: from the start"] if resume else []
+        notes += ["no checkpoint yet: training starts from the beginning"] if resume else []
         fleet.begin_task()
     if fleet.finished:
         notes.append("finished already: nothing is left to train")

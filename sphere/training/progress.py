@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import TextIO
 
-COMPILING = "compiling: once, a minute or two on two cores"
+COMPILING = "compiling, once for each fleet: seconds for small networks, a minute or two for large ones"
 
 
 def clock(seconds: float) -> str:

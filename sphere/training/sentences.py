@@ -13,7 +13,7 @@ REMEDIES = {
     errno.EEXIST: "choose another path",
     errno.EISDIR: "name a file, not a directory",
     errno.ENOTDIR: "a part of the path is a file; choose another path",
-    errno.EACCES: "see to its permissions, or choose another path",
+    errno.EACCES: "change its permissions, or choose another path",
     errno.EROFS: "choose a path that can be written to",
     errno.ENAMETOOLONG: "choose a shorter path",
     errno.EMFILE: "allow more open files (ulimit -n), or train fewer runs at once",
@@ -25,7 +25,7 @@ def in_a_sentence(error: Exception) -> str:
     """What went wrong, where, and what to do; where the code did not foresee it, how to see more."""
     if isinstance(error, OSError) and error.errno is not None:
         place = f"{error.filename}: " if error.filename else ""
-        remedy = REMEDIES.get(error.errno, "see that the path is right and that you may read and write there")
+        remedy = REMEDIES.get(error.errno, "check the path and its permissions")
         return f"{place}{error.strerror}; {remedy}"
     if isinstance(error, UserError | ValueError | OSError | RuntimeError | ImportError) and str(error):
         return str(error)
