@@ -40,18 +40,21 @@ hypothesis.settings.load_profile("patient")
 
 
 LONGEST = (
-    "test_training",
     "test_experiments_launchers",
+    "test_td3",
+    "test_resume_suites",
+    "test_ntk",
+    "test_transformer",
     "test_extending",
     "test_methods_runs",
-    "test_resume_suites",
-    "test_penalty",
-    "test_ppo",
-    "test_nets",
-    "test_cli",
-    "test_experiments_pages",
+    "test_tutorials",
     "test_metaworld",
+    "test_tokens",
     "test_ladder",
+    "test_training_resume",
+    "test_training_groups",
+    "test_td3_runs",
+    "test_nets",
 )
 
 
@@ -86,6 +89,14 @@ def memory_is_given_back():
 
 
 @pytest.fixture(scope="module")
+def new_garbage_alone():
+    """`gc.collect()` looks at nothing older than the module: half a second less each, with all that is compiled."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(scope="module")
 def models_compiled_once():
     """Most of what tests of simulators do is compiling models: each file is compiled once, and after that copied."""
     mujoco = pytest.importorskip("mujoco")
@@ -106,3 +117,12 @@ def x64():
     """Double precision inside the test, for comparisons at 1e-10 and below."""
     with jax.enable_x64(True):
         yield
+
+
+@pytest.fixture(scope="session")
+def straight(tmp_path_factory):
+    """`fleets.TINY`, trained from start to end without a stop, once for all processes of the tests."""
+    import fleets
+
+    own = tmp_path_factory.getbasetemp()
+    return fleets.trained(fleets.TINY, (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "straight")
