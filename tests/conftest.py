@@ -13,6 +13,7 @@ from pathlib import Path
 # to the bit do not; where there is no instruction for both at once (AVX has none) it is always twice.
 if version("jaxlib").startswith("0.10."):  # a later one may not know these, and leaves where it does not
     QUICKLY = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+    QUICKLY += " --xla_cpu_parallel_codegen_split_count=1"  # parts for more cores than two processes leave free
     if platform.machine() == "x86_64":
         QUICKLY += " --xla_cpu_max_isa=AVX"
     os.environ["XLA_FLAGS"] = f"{QUICKLY} {os.environ.get('XLA_FLAGS', '')}"
@@ -28,6 +29,10 @@ import pytest
 import shapes
 
 shapes.install("sphere")
+
+# Tracing makes objects by the hundred thousand, most of which stay: looking for garbage among them every 700 takes as
+# long as lowering.
+gc.set_threshold(50_000, 20, 50)
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # On a GPU float32 products default to TF32, ten bits short of the references.
