@@ -13,6 +13,7 @@ from pathlib import Path
 # to the bit do not; where there is no instruction for both at once (AVX has none) it is always twice.
 if version("jaxlib").startswith("0.10."):  # a later one may not know these, and leaves where it does not
     QUICKLY = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+    QUICKLY += " --xla_cpu_parallel_codegen_split_count=1"  # parts for more cores than two processes leave free
     if platform.machine() == "x86_64":
         QUICKLY += " --xla_cpu_max_isa=AVX"
     os.environ["XLA_FLAGS"] = f"{QUICKLY} {os.environ.get('XLA_FLAGS', '')}"
@@ -29,6 +30,10 @@ import shapes
 
 shapes.install("sphere")
 
+# Tracing makes objects by the hundred thousand, most of which stay: looking for garbage among them every 700 takes as
+# long as lowering.
+gc.set_threshold(50_000, 20, 50)
+
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # On a GPU float32 products default to TF32, ten bits short of the references.
 jax.config.update("jax_default_matmul_precision", "highest")
@@ -40,18 +45,21 @@ hypothesis.settings.load_profile("patient")
 
 
 LONGEST = (
-    "test_training",
     "test_experiments_launchers",
+    "test_td3",
+    "test_resume_suites",
+    "test_ntk",
+    "test_transformer",
     "test_extending",
     "test_methods_runs",
-    "test_resume_suites",
-    "test_penalty",
-    "test_ppo",
-    "test_nets",
-    "test_cli",
-    "test_experiments_pages",
+    "test_tutorials",
     "test_metaworld",
+    "test_tokens",
     "test_ladder",
+    "test_training_resume",
+    "test_training_groups",
+    "test_td3_runs",
+    "test_nets",
 )
 
 
@@ -86,6 +94,14 @@ def memory_is_given_back():
 
 
 @pytest.fixture(scope="module")
+def new_garbage_alone():
+    """`gc.collect()` looks at nothing older than the module: half a second less each, with all that is compiled."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(scope="module")
 def models_compiled_once():
     """Most of what tests of simulators do is compiling models: each file is compiled once, and after that copied."""
     mujoco = pytest.importorskip("mujoco")
@@ -106,3 +122,12 @@ def x64():
     """Double precision inside the test, for comparisons at 1e-10 and below."""
     with jax.enable_x64(True):
         yield
+
+
+@pytest.fixture(scope="session")
+def straight(tmp_path_factory):
+    """`fleets.TINY`, trained from start to end without a stop, once for all processes of the tests."""
+    import fleets
+
+    own = tmp_path_factory.getbasetemp()
+    return fleets.trained(fleets.TINY, (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "straight")

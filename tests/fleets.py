@@ -1,8 +1,10 @@
 """A fleet small enough to be trained, killed and resumed in seconds, in this process or another."""
 
 import dataclasses
+import fcntl
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -40,6 +42,12 @@ TINY = FleetConfig(
     evaluation=Evaluation(every=256, episodes=3, heldout=16),
     checkpoint_every=2,
 )
+SMALL = (
+    "--steps-per-task 128 --ppo.num-envs 4 --ppo.rollout-steps 16 --ppo.batch-size 32 --ppo.epochs 2 "
+    "--ppo.actor.width 8 --ppo.actor.depth 1 --ppo.critic.width 8 --ppo.critic.depth 1 "
+    "--evaluation.episodes 2 --evaluation.heldout 16 --workers 0 --quiet"
+).split()
+"""The same size, in words after `sphere train`."""
 SPEC = {"observation": (6,), "action": 2, "low": (-1.0, -1.0), "high": (1.0, 1.0)}
 """Of the probe tasks above."""
 
@@ -85,6 +93,18 @@ class Hold:
         self.file.unlink()
 
 
+def trained(config: FleetConfig, directory: Path) -> Path:
+    """The fleet, trained without a stop by the first of several processes that asks; it is only read after that."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if not (directory / "done").exists():
+            shutil.rmtree(directory / "fleet", ignore_errors=True)  # of one that failed
+            loop.train(config, directory / "fleet", quiet=True)
+            (directory / "done").touch()
+    return directory / "fleet"
+
+
 def write(config: FleetConfig, directory: Path, spec: dict[str, Any] | None = None) -> None:
     """The fleet's settings as `sphere train` leaves them at its start, so that `sphere resume` can do the rest."""
     directory.mkdir(parents=True)
@@ -127,6 +147,15 @@ def final_arrays(directory: Path) -> dict[str, np.ndarray]:
     newest = max(directory.glob("checkpoint-*.npz"))
     with np.load(newest, allow_pickle=False) as file:
         return {name: file[name] for name in file.files if name.startswith("tree/")}
+
+
+def assert_same(one: Path, other: Path) -> None:
+    """Two fleets with the same records and, at their end, the same networks, moments and environments, bit for bit."""
+    assert numbers(one) == numbers(other)
+    arrays, others = final_arrays(one), final_arrays(other)
+    assert arrays.keys() == others.keys()
+    for name, value in arrays.items():
+        np.testing.assert_array_equal(value, others[name], err_msg=name)
 
 
 def cut_after(iterations: int, config: FleetConfig, directory: Path) -> None:

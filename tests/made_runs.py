@@ -192,3 +192,14 @@ def write_comparison(root: Path, seeds=(0, 1, 2)) -> Path:
                 config = settings(seed, rho, protocol)
                 write_run(root / protocol / f"rho{rho:g}-seed{seed}", config, shift=20 * rho)
     return root
+
+
+def write_page(root: Path) -> Path:
+    """What a report is full with: two methods under both protocols, a third that is still going, a directory that is no
+    run."""
+    write_comparison(root)
+    dense = {"learner__actor": {"kind": "mlp"}, "says": {"label": "PPO", "actor": "mlp"}}
+    write_run(root / "crl" / "dense", settings(protocol="crl", **dense), stop_at=4000)
+    (root / "foreign").mkdir()
+    (root / "foreign" / "config.json").write_text("{}")
+    return root

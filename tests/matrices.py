@@ -72,3 +72,30 @@ def blocks_of(matrix, sizes):
     """blocks[e][f] is the block of rows of expert e and columns of expert f."""
     cuts = np.cumsum(sizes)[:-1]
     return [np.split(rows, cuts, axis=1) for rows in np.split(matrix, cuts, axis=0)]
+
+
+def brute(phi):
+    """The penalty of features phi, ||A - tr(A)/m I||_F^2, from A itself."""
+    phi = np.asarray(phi)
+    a = phi.T @ phi / len(phi)
+    return np.sum((a - np.trace(a) / len(a) * np.eye(len(a))) ** 2)
+
+
+def spectral_condition(eigenvalues):
+    return eigenvalues.max() / eigenvalues.min()
+
+
+def rank(*eigenvalues):
+    return float(np.exp(entropy(eigenvalues)))
+
+
+def diagonal(*eigenvalues):
+    return np.diag(np.array(eigenvalues, float))
+
+
+def features_with(spectrum_of_a, n):
+    """Phi [n, m] with Phi^T Phi / n = diag(spectrum)."""
+    phi = np.zeros((n, len(spectrum_of_a)))
+    count = min(phi.shape)
+    phi[range(count), range(count)] = np.sqrt(n * np.array(spectrum_of_a[:count]))
+    return phi

@@ -1,5 +1,7 @@
 """Networks small enough for brute force, one per router, and a plain numpy statement of each."""
 
+import itertools
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -204,3 +206,33 @@ def np_rows(net, x):
         rows = rows + np.einsum("ne,neo->no", gate, outputs)
     pooled = rows.reshape(-1, TOKENS, WIDTH).mean(axis=1)
     return found, pooled @ np.asarray(net.head.kernel) + np.asarray(net.head.bias)
+
+
+def np_rank(values):
+    p = values[values > 1e-15 * values.max()] / values.sum()
+    return np.exp(-np.sum(p * np.log(p)))
+
+
+def np_entropy(weights):
+    p = np.asarray(weights) / np.sum(weights)
+    return -sum(q * np.log(q) for q in p if q > 0) / np.log(len(p)) if len(p) > 1 else 0.0
+
+
+def np_pairs(features, chosen):
+    """Overlap and orthogonality."""
+    cosines = []
+    for i in range(len(chosen)):
+        for e, f in itertools.combinations(np.flatnonzero(chosen[i]), 2):
+            a, b = features[i][e], features[i][f]
+            both = np.linalg.norm(a) * np.linalg.norm(b)
+            cosines.append(a @ b / both if both > 0 else 0.0)
+    return (np.mean(cosines), np.mean([1 - abs(c) for c in cosines])) if cosines else (np.nan, np.nan)
+
+
+def np_jaccard(embedding, chosen, k):
+    from sklearn.neighbors import NearestNeighbors
+
+    order = NearestNeighbors(n_neighbors=k).fit(embedding).kneighbors(return_distance=False)  # without a point itself
+    sets = [set(np.flatnonzero(row)) for row in chosen]
+    pairs = [(sets[i], sets[j]) for i in range(len(sets)) for j in order[i]]
+    return np.mean([len(a & b) / len(a | b) if a | b else 1.0 for a, b in pairs])

@@ -6,6 +6,7 @@ import fleets
 import kill
 import numpy as np
 import pytest
+from fleets import assert_same
 
 import sphere
 from sphere.algos.classifier import Classifier
@@ -33,14 +34,6 @@ def straight(tmp_path_factory):
     directory = tmp_path_factory.mktemp("straight") / "fleet"
     train(TINY, directory, quiet=True)
     return directory
-
-
-def assert_same(one, other):
-    assert fleets.numbers(one) == fleets.numbers(other)
-    arrays, others = fleets.final_arrays(one), fleets.final_arrays(other)
-    assert arrays.keys() == others.keys()
-    for name, value in arrays.items():
-        np.testing.assert_array_equal(value, others[name], err_msg=name)
 
 
 def test_records_say_what_they_are_and_how_well_it_went(straight):

@@ -91,9 +91,14 @@ def states(task):
     return np.array(seen.get(task, [1]), np.float32)[:, None]
 
 
+@eqx.filter_jit
+def values(critics, obs):
+    return eqx.filter_vmap(lambda critic: critic(obs)[0])(critics)
+
+
 def answers(state, obs):
     """Values [run, n] and mean actions [run, n, act] of the trained runs."""
-    value = eqx.filter_vmap(lambda critic: critic(jnp.asarray(obs))[0])(state.nets["critic"])
+    value = values(state.nets["critic"], jnp.asarray(obs))
     action = rows.act(state.nets["actor"], jnp.broadcast_to(jnp.asarray(obs), (len(SEEDS), *obs.shape)))
     return np.asarray(value), np.asarray(action)
 

@@ -19,7 +19,7 @@ from sphere.envs.pool import Pool, WorkerError
 
 
 @pytest.fixture(autouse=True)
-def no_orphans():
+def no_orphans(new_garbage_alone):
     before = children(os.getpid())
     yield
     processes.end_all()
@@ -53,9 +53,9 @@ def pool():
         ("hang", ["worker 0 of 2", "has not answered 'step' for 0.7 s and was killed", "raise timeout"]),
     ],
 )
-def test_a_failing_worker_is_a_clean_error(trouble, sentences, request):
-    if trouble != "hang":  # there the other one never leaves by itself
-        request.getfixturevalue("patient")
+def test_a_failing_worker_is_a_clean_error(trouble, sentences, monkeypatch):
+    # who hangs never leaves by itself: the other one is not waited for
+    monkeypatch.setattr(handles, "GRACE", 0.1 if trouble == "hang" else PATIENCE)
     pool = Pool(Walk, "walk", 6, workers=2, settings={"trouble": trouble}, timeout=PATIENCE)
     workers = [worker.process for worker in pool._workers]
     pool.reset()

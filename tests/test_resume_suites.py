@@ -2,11 +2,9 @@
 
 from pathlib import Path
 
-import fleets
 import kill
-import numpy as np
 import pytest
-from fleets import TINY, changed
+from fleets import TINY, assert_same, changed
 
 from sphere.envs import assets
 from sphere.training.fleet import Fleet
@@ -42,14 +40,6 @@ def straight(config, tmp_path_factory):
     directory = tmp_path_factory.mktemp("straight") / "fleet"
     train(config, directory, quiet=True)
     return directory
-
-
-def assert_same(directory: Path, other: Path) -> None:
-    assert fleets.numbers(directory) == fleets.numbers(other)
-    arrays, others = fleets.final_arrays(directory), fleets.final_arrays(other)
-    assert arrays.keys() == others.keys()
-    for name, value in arrays.items():
-        np.testing.assert_array_equal(value, others[name], err_msg=name)
 
 
 def test_a_fleet_cut_off_in_an_episode_goes_on_to_the_same_numbers(config, straight, tmp_path):

@@ -55,11 +55,7 @@ def memory(directory):
 
 
 def assert_same(one, other):
-    assert fleets.numbers(one) == fleets.numbers(other)
-    first, second = fleets.final_arrays(one), fleets.final_arrays(other)
-    assert first.keys() == second.keys()
-    for name, array in first.items():
-        np.testing.assert_array_equal(array, second[name], err_msg=name)
+    fleets.assert_same(one, other)
     for rows, others in zip(memory(one), memory(other), strict=True):
         np.testing.assert_array_equal(rows, others)
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from matrices import FEW, entropy, rank_of, rectangular, seeds
+from matrices import FEW, diagonal, entropy, features_with, rank, rank_of, rectangular, seeds
 from networks import ACT, network, states
 from numpy.testing import assert_allclose
 
@@ -31,22 +31,6 @@ SLACK = 1e-9
 def double_precision():
     with jax.enable_x64(True):
         yield
-
-
-def rank(*eigenvalues):
-    return float(np.exp(entropy(eigenvalues)))
-
-
-def diagonal(*eigenvalues):
-    return np.diag(np.array(eigenvalues, float))
-
-
-def features_with(spectrum_of_a, n):
-    """Phi [n, m] with Phi^T Phi / n = diag(spectrum)."""
-    phi = np.zeros((n, len(spectrum_of_a)))
-    count = min(phi.shape)
-    phi[range(count), range(count)] = np.sqrt(n * np.array(spectrum_of_a[:count]))
-    return phi
 
 
 def feature_step(phi, step_size):

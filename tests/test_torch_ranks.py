@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import processes
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install 'sphere-rl[torch]'")
@@ -25,15 +26,12 @@ def both(tmp_path_factory):
     root = Path(__file__).resolve().parents[1]
     environment = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(root / "tests" / "torch_two_processes.py")]
-    running = [
-        subprocess.Popen([*command, str(rank), str(folder)], env=environment, stderr=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    running = [processes.start([*command, str(rank), str(folder)], env=environment, **output) for rank in range(2)]
     try:
-        said = [process.communicate()[1] for process in running]
+        said = [processes.ended(process) for process in running]
     finally:
-        for process in running:
-            process.kill()
+        processes.end_all()
     assert [process.returncode for process in running] == [0, 0], "\n".join(said)
     return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
 

@@ -5,9 +5,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import test_spectrum
 from networks import ACT, network, states
-from test_diagnostics import made
+from test_diagnostics_made import made
 
 import sphere
 from sphere import bounds, diagnostics, penalty, spectrum, values
@@ -21,14 +20,6 @@ NAN = float("nan")
 
 
 # NaN
-
-
-@pytest.mark.parametrize("name", test_spectrum.SCALARS)
-def test_gradients_of_what_is_not_finite_are_nan(name):
-    """The last matrices hold a NaN, an infinity, and minus infinity; of a function of the diagonal the rest is 0."""
-    _, gradients = test_spectrum.values_and_gradients(name)
-    for gradient in gradients[-3:]:
-        assert np.isnan(np.diagonal(gradient)).any()
 
 
 def test_the_gradient_of_effective_rank_is_nan_where_its_matrix_is():

@@ -21,7 +21,7 @@ def serving(tmp_path):
 
     def start(host="127.0.0.1", public=False):
         one = server(Page([tmp_path]), host, 0, public=public)
-        threading.Thread(target=one.serve_forever, daemon=True).start()
+        threading.Thread(target=one.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
         opened.append(one)
         return one
 
@@ -113,6 +113,7 @@ def test_there_is_a_limit_on_clients(serving):
     """Connections that say nothing hold their places; one more is closed at once, and when they are gone there is
     room."""
     one = serving()
+    one.RequestHandlerClass.timeout = processes.PATIENCE  # else the first may be sent away before the last is there
     held = [socket.create_connection(one.server_address[:2]) for _ in range(CLIENTS)]
     processes.until(lambda: one.clients == CLIENTS)
     extra = socket.create_connection(one.server_address[:2])
