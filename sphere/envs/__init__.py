@@ -73,6 +73,8 @@ def make(
             raise ValueError(f"the suite {suite_name!r} has no setting {setting!r}; {has}")
     if suite_name in assets.COLLECTIONS:
         assets.find(suite_name)  # said here in one sentence, not at the end of a worker's traceback
+    if hasattr(suite(suite_name), "check"):
+        suite(suite_name).check(**settings)
     return Pool(suite(suite_name), task, num_envs, seeds, workers, timeout, settings)
 
 

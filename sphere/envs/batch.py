@@ -8,10 +8,10 @@ import operator
 import os
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Bool, Float, Int, UInt64
+from jaxtyping import Bool, Float, Int, Num, UInt64
 
 from sphere.envs.policy import Policy
 from sphere.envs.policy import Spec as PolicySpec
@@ -19,11 +19,46 @@ from sphere.envs.policy import Spec as PolicySpec
 Region = tuple[int, int]  # offset and size in the memory that learner and workers share
 Layout = list[tuple[str, tuple[int, ...], str, int]]  # name, shape, type and offset of each array in a region
 State = dict[str, np.ndarray]
-Spec = tuple[int, np.ndarray, np.ndarray, int]  # observation size, lowest action, highest action, horizon
 Stepped = tuple[
-    Float[np.ndarray, "env obs"], Float[np.ndarray, " env"], Bool[np.ndarray, " env"], Bool[np.ndarray, " env"]
+    Num[np.ndarray, "env *obs"], Float[np.ndarray, " env"], Bool[np.ndarray, " env"], Bool[np.ndarray, " env"]
 ]
 """Observation, reward, terminated and success of all environments after a step."""
+
+
+class Sizes(NamedTuple):
+    """What a pool has to know of a task."""
+
+    observation: tuple[int, ...]
+    type: str
+    """Of an observation's entries: "f4", or "u1" of an image."""
+    action_low: np.ndarray
+    action_high: np.ndarray
+    horizon: int
+    numbers: int = 0
+    """Numbers beside an image, in the bytes of a row below it (`sphere.envs.frames`)."""
+
+    @property
+    def space(self) -> tuple[Any, Any, tuple[int, ...], Any]:
+        """Of an observation: bounds, shape and type."""
+        kind = np.dtype(self.type)
+        low, high = (0, 255) if kind == np.uint8 else (-np.inf, np.inf)
+        return low, high, self.observation, kind.type
+
+    @property
+    def record(self) -> np.dtype:
+        """One environment's row in the memory that learner and worker share."""
+        return np.dtype(
+            [
+                ("reward", "f8"),
+                ("action", "f4", self.action_low.shape),
+                ("obs", self.type, self.observation),
+                ("final_obs", self.type, self.observation),
+                ("terminated", "?"),
+                ("truncated", "?"),
+                ("success", "?"),
+            ],
+            align=True,
+        )
 
 
 @runtime_checkable
@@ -34,6 +69,9 @@ class Batch(Protocol):
     the only place that draws, from the generators it is handed; noise during an episode is drawn there in
     advance. A row's numbers must not depend on the other rows, nor on how many there are: no BLAS products
     over the batch, they round by its size. `render(index) -> frame` is optional.
+
+    Images: a batch whose observations are bytes says their `image_shape` (height, width, channel), and as `shown` the
+    name of that entry of its state which is its last observation: a checkpoint holds that once.
     """
 
     observation_size: int
@@ -70,20 +108,11 @@ class Suite(Protocol):
     def __call__(self, task: str, num_envs: int, **settings: Any) -> Batch: ...
 
 
-def record(observation_size: int, action_size: int) -> np.dtype:
-    """One environment's row in the memory that learner and worker share."""
-    return np.dtype(
-        [
-            ("reward", "f8"),
-            ("action", "f4", (action_size,)),
-            ("obs", "f4", (observation_size,)),
-            ("final_obs", "f4", (observation_size,)),
-            ("terminated", "?"),
-            ("truncated", "?"),
-            ("success", "?"),
-        ],
-        align=True,
-    )
+def sizes_of(batch: Batch) -> Sizes:
+    image = getattr(batch, "image_shape", None)
+    shape, kind = ((batch.observation_size,), "f4") if image is None else (image, "u1")
+    low, high = np.asarray(batch.action_low), np.asarray(batch.action_high)
+    return Sizes(shape, kind, low, high, batch.horizon, getattr(batch, "numbers", 0))
 
 
 def streams_of(seeds: Sequence[int], num_runs: int, num_envs: int) -> UInt64[np.ndarray, "env 2"]:
@@ -120,30 +149,27 @@ class Share:
     time: int | None = None
     """Steps since the share began to follow its policy; None: it takes the learner's actions."""
 
-    def begin(self, suite: Suite, settings: Mapping[str, Any], streams: UInt64[np.ndarray, "env 2"], task: str) -> Spec:
+    def begin(
+        self, suite: Suite, settings: Mapping[str, Any], streams: UInt64[np.ndarray, "env 2"], task: str
+    ) -> Sizes:
         """Take charge of these environments."""
         self.suite, self.settings, self.streams = suite, settings, streams
         self.episode = np.full(len(streams), -1, np.int64)
         self.elapsed = np.zeros(len(streams), np.int64)
         return self.switch(task)
 
-    def switch(self, task: str) -> Spec:
+    def switch(self, task: str) -> Sizes:
         """Another task from here on. Its name seeds, and the episode count goes on: no draw ever repeats."""
         self.close()
         self.batch = batch = self.suite(task, len(self.streams), **self.settings)
         self.task_word = zlib.crc32(task.encode())
         self.low, self.high = (np.asarray(bound, np.float32) for bound in (batch.action_low, batch.action_high))
-        return (
-            batch.observation_size,
-            np.asarray(batch.action_low),
-            np.asarray(batch.action_high),
-            batch.horizon,
-        )
+        return sizes_of(batch)
 
     def attach(self, memory: int, total: int, part: slice) -> None:
         """Read actions from and write results to these of the `total` rows at the beginning of an open file."""
         self.memory, self.total, self.part = memory, total, part
-        dtype = record(self.batch.observation_size, len(self.batch.action_low))
+        dtype = sizes_of(self.batch).record
         self.row = np.frombuffer(self._map((0, total * dtype.itemsize)), dtype)[part]
         self.rows = {name: self.row[name] for name in dtype.names or ()}
         self.action = self.rows["action"].view()
@@ -234,12 +260,19 @@ class Share:
             "task": np.full(len(self.streams), self.task_word, np.uint32),
             "episode": self.episode,
             "elapsed": self.elapsed,
-            **{f"batch/{name}": array for name, array in self.batch.get_state().items()},
+            **{f"batch/{name}": array for name, array in self.batch.get_state().items() if name != self.shown},
         }
+
+    @property
+    def shown(self) -> str | None:
+        """The entry of the batch's state that is its last observation, which the pool has."""
+        return getattr(self.batch, "shown", None)
 
     def set_state(self, state: State) -> None:
         self.streams, self.episode, self.elapsed = state["stream"], state["episode"], state["elapsed"]
         own = {name.removeprefix("batch/"): array for name, array in state.items() if name.startswith("batch/")}
+        if self.shown is not None:
+            own[self.shown] = state["obs"]
         self.batch.set_state(own)
 
     def render(self, indices: Sequence[int]) -> list[Any]:
