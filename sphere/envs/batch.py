@@ -34,6 +34,8 @@ class Sizes(NamedTuple):
     action_low: np.ndarray
     action_high: np.ndarray
     horizon: int
+    frames: int = 0
+    """Images that an observation is a stack of; 0: it is no image."""
     numbers: int = 0
     """Numbers beside an image, in the bytes of a row below it (`sphere.envs.frames`)."""
 
@@ -70,8 +72,9 @@ class Batch(Protocol):
     advance. A row's numbers must not depend on the other rows, nor on how many there are: no BLAS products
     over the batch, they round by its size. `render(index) -> frame` is optional.
 
-    Images: a batch whose observations are bytes says their `image_shape` (height, width, channel), and as `shown` the
-    name of that entry of its state which is its last observation: a checkpoint holds that once.
+    Images: a batch whose observations are bytes says their `image_shape` (height, width, channel), of how many frames
+    they are a stack (`frame_stack`, else 1), and as `shown` the name of that entry of its state which is its last
+    observation: a checkpoint holds that once.
     """
 
     observation_size: int
@@ -112,7 +115,8 @@ def sizes_of(batch: Batch) -> Sizes:
     image = getattr(batch, "image_shape", None)
     shape, kind = ((batch.observation_size,), "f4") if image is None else (image, "u1")
     low, high = np.asarray(batch.action_low), np.asarray(batch.action_high)
-    return Sizes(shape, kind, low, high, batch.horizon, getattr(batch, "numbers", 0))
+    frames = 0 if image is None else getattr(batch, "frame_stack", 1)
+    return Sizes(shape, kind, low, high, batch.horizon, frames, getattr(batch, "numbers", 0))
 
 
 def streams_of(seeds: Sequence[int], num_runs: int, num_envs: int) -> UInt64[np.ndarray, "env 2"]:

@@ -49,7 +49,7 @@ class MetaWorldPixels:
         check_settings(camera, image_size, frame_stack)
         self.world = world = MetaWorld(task, num_envs, goals, horizon)
         self.action_low, self.action_high, self.horizon = world.action_low, world.action_high, world.horizon
-        self.numbers = HAND if proprioception else 0
+        self.numbers, self.frame_stack = HAND if proprioception else 0, frame_stack
         origin = world.origin
         self.stage = Stage(origin.mujoco, origin.env.model_name, origin.model, world.task.placed, camera)
         self.painter = Painter(self.stage, image_size)

@@ -103,7 +103,7 @@ class Pool(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
     def _adopt(self, found: Sequence[Sizes]) -> np.dtype:
         """Set the spaces from what the workers report of their environments."""
         sizes = found[0]
-        self.horizon, self.numbers = sizes.horizon, sizes.numbers
+        self.sizes, self.horizon = sizes, sizes.horizon
         self._low, self._high = sizes.action_low.astype(np.float32), sizes.action_high.astype(np.float32)
         self.single_observation_space = Box(*sizes.space)
         self.single_action_space = Box(self._low, self._high, dtype=np.float32)

@@ -1,0 +1,201 @@
+"""The environments of some runs, and what is carried with them from iteration to iteration."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from sphere import envs
+from sphere.algos.learner import Data, DataSpec
+from sphere.algos.source import Outcomes, States, Wanted
+from sphere.envs.frame_log import FrameLog, sampled
+from sphere.envs.player import Player, outcomes, steps_by_learner, uniform_actions, unit_noise
+from sphere.envs.pool import Pool
+from sphere.envs.rollouts import Rollouts
+from sphere.envs.statistics import Statistics, seen, standardised
+from sphere.envs.turns import Turns
+from sphere.nets import Explorer
+
+if TYPE_CHECKING:
+    from sphere.envs.source import Environments
+
+
+def task_name(task: str) -> str:
+    return task.split("/", 1)[1]
+
+
+@dataclass
+class EnvironmentSource:
+    """The environments of a group of runs, with what is carried from step to step."""
+
+    settings: "Environments"
+    wanted: Wanted
+    run_seeds: list[int]
+    workers: int | None
+    turns: Turns
+    heldout: np.ndarray | None = None
+    evaluation: Player | None = None
+    """Its environments for evaluation, once they are needed."""
+    done: int = 0
+    """Its iterations before the present one: the source that is furthest behind goes first."""
+    obs: np.ndarray = field(init=False)  # [run, env, ...], normalised if statistics are kept
+    statistics: Statistics | None = field(init=False)
+    online: np.ndarray = field(init=False)  # [run, state, ...], of the last rollout
+
+    def __post_init__(self) -> None:
+        self.seeds = np.array(self.run_seeds, np.uint32)
+        self.runs = len(self.run_seeds)
+        self.envs, self.steps = self.wanted.rollout
+        self.pool = self._pool(self.envs)
+        self.player = Player(self.pool)
+        box, sizes = self.pool.single_action_space, self.pool.sizes
+        bounds = tuple(box.low.tolist()), tuple(box.high.tolist())
+        self.spec = DataSpec(sizes.observation, len(box.low), *bounds, frames=sizes.frames, numbers=sizes.numbers)
+        self.horizon = self.pool.horizon
+        self.statistics = self._no_statistics()
+        count = min(self.wanted.heldout, self.envs * self.steps)
+        self.online = np.zeros((self.runs, count, *sizes.observation), sizes.type)
+
+    def _pool(self, num_envs: int) -> Pool:
+        return envs.make(self.wanted.tasks[0], num_envs, self.run_seeds, self.workers, **self.settings.of_suite())
+
+    def _no_statistics(self) -> Statistics | None:
+        if not self.settings.normalise_observations:
+            return None
+        return Statistics.fresh(self.runs, self.spec.size("normalise_observations"))
+
+    def enter(self, task: str, keep: Any | None) -> None:
+        if keep is None:
+            raw, _ = self.pool.reset()
+        else:
+            if not keep.statistics:
+                self.statistics = self._no_statistics()
+            raw, _ = self.pool.switch(task_name(task))
+        self._see(raw)
+
+    def _by_run(self, rows: np.ndarray) -> np.ndarray:
+        return rows.reshape(self.runs, self.envs, *rows.shape[1:])
+
+    def _see(self, raw: np.ndarray) -> None:
+        """New current observations: they enter the statistics first, as in VecNormalize."""
+        obs = self._by_run(raw)
+        if self.statistics is not None:
+            self.statistics.update(obs)
+        self.obs = seen(obs, self.statistics)
+
+    def collect(self, policy: Any, iteration: int) -> tuple[Data, Outcomes]:
+        self.done = iteration
+        policy = jax.block_until_ready(policy)  # first: no cores are reserved while a network is still being computed
+        with self.turns.taken(iteration):
+            data, found = self.sample(policy, self.steps, iteration)
+        self.online = self._sample(data["obs"])
+        return data, found
+
+    def sample(self, policy: Any, steps: int, iteration: int) -> tuple[dict[str, Any], Outcomes]:
+        """`steps` steps of every environment; `iteration` counts the run's rollouts, for its random numbers."""
+        # drawn for all steps at once: what is left for every step is the mean
+        uniform = isinstance(policy, Explorer) and policy.uniform()
+        shape = (steps, self.envs, self.spec.action)
+        if uniform:
+            noise = uniform_actions(self.seeds, iteration, shape, self.spec)
+        else:
+            noise = unit_noise(self.seeds, iteration, shape)
+            noise *= policy.spread()[:, None, None]
+        noise = np.moveaxis(noise, 1, 0).reshape(steps, self.pool.num_envs, self.spec.action)
+        sights = [(self.obs, self.obs)]  # what is seen before each step, and as the successor of the step before
+
+        log_images = FrameLog(self.obs, self.spec.frames, steps, self.horizon) if self.spec.frames else None
+
+        def after(rows: np.ndarray, raw: np.ndarray, final: np.ndarray) -> None:
+            self._see(raw)
+            if log_images is None:
+                sights.append((self.obs, seen(self._by_run(final), self.statistics)))
+            else:
+                cut = self._by_run(rows["truncated"])
+                log_images.add(self.obs, self._by_run(final), cut | self._by_run(rows["terminated"]), cut)
+
+        rollouts = self.player.follow(policy, self.statistics)
+        if uniform and rollouts is not None:
+            rollouts.load(
+                {"centre": np.zeros(1, np.float32), "half": np.zeros(1, np.float32)}
+            )  # the noise is the action
+        if rollouts is None:
+            log, finished = steps_by_learner(None if uniform else policy, self.pool, noise, lambda: self.obs, after)
+        elif self.statistics is None:
+            log, finished = rollouts.run(steps, noise)
+        else:
+            log, finished = rollouts.run(steps, noise, after=partial(self._publish, rollouts, after))
+        obs: Any
+        next_obs: Any
+        if log_images is not None:
+            obs, next_obs = log_images.frames, None
+        elif len(sights) > 1:
+            obs, next_obs = (np.stack(side, axis=1) for side in zip(*sights, strict=True))
+            obs, next_obs = obs[:, :-1], next_obs[:, 1:]
+        else:
+            next_obs, shown = self._over_time(log["final_obs"]), self._over_time(log["obs"])
+            obs = np.concatenate([self.obs[:, None], shown[:, :-1]], axis=1)
+            self.obs = shown[:, -1].copy()
+        action, reward, terminated, truncated = (
+            self._over_time(log[name]) for name in ("action", "reward", "terminated", "truncated")
+        )
+        data = {
+            "obs": obs,
+            "action": action,
+            "reward": reward.astype(np.float32),
+            "next_obs": next_obs,
+            "terminated": terminated,
+            "done": terminated | truncated,
+        }
+        return data, outcomes(finished, self.envs)
+
+    def _over_time(self, column: np.ndarray) -> np.ndarray:
+        """[time, run x env, ...] as [run, time, env, ...], a copy: the next rollout is written over its source."""
+        apart = column.reshape(len(column), self.runs, self.envs, *column.shape[2:])
+        return np.ascontiguousarray(np.moveaxis(apart, 1, 0))
+
+    def _publish(self, rollouts: Rollouts, after: Callable[..., None], rows: np.ndarray) -> None:
+        after(rows, rows["obs"], rows["final_obs"])
+        if self.statistics is not None:
+            rollouts.load({"mean": self.statistics.mean, "var": self.statistics.var})
+
+    def _sample(self, obs: Any) -> np.ndarray:
+        """States of the last rollout, evenly spread, for diagnostics on experience as it is met."""
+        if self.spec.frames:
+            return sampled(obs, self.online.shape[1])
+        flat = obs.reshape(obs.shape[0], -1, obs.shape[-1])
+        return flat[:, np.linspace(0, flat.shape[1] - 1, self.online.shape[1]).astype(int)]
+
+    def evaluate(self, policy: Any, task: str) -> Outcomes:
+        if self.evaluation is None:
+            self.evaluation = Player(self._pool(self.wanted.episodes))
+        policy = jax.block_until_ready(policy)
+        with self.turns.taken(self.done):
+            return self.evaluation.evaluate(policy, task_name(task), self.run_seeds, self.statistics)
+
+    def states(self) -> States | None:
+        if self.heldout is None:
+            return None
+        raw = np.broadcast_to(self.heldout, (self.runs, *self.heldout.shape))
+        fixed = raw if self.statistics is None else self.statistics.normalise(raw)
+        alike = None if self.statistics is not None or self.spec.frames else standardised(self.heldout)
+        return States({"heldout": fixed, "online": self.online}, alike)
+
+    def get_state(self) -> dict[str, Any]:
+        own = {} if self.spec.frames else {"obs": self.obs}  # images are in the pool's state already
+        statistics = {} if self.statistics is None else self.statistics.state()
+        return {"statistics": statistics, "pool": self.pool.get_state(), "online": self.online, **own}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        raw = self.pool.set_state(state["pool"])
+        self.obs, self.online = self._by_run(raw) if self.spec.frames else state["obs"], state["online"]
+        if self.statistics is not None:
+            self.statistics = Statistics(**state["statistics"])
+
+    def close(self) -> None:
+        self.pool.close()
+        if self.evaluation is not None:
+            self.evaluation.pool.close()
