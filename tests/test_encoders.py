@@ -180,7 +180,7 @@ def test_an_actor_is_an_encoder_a_mixture_and_a_head():
             (6, 6, 9),
             "impala needs images of 8 pixels a side or more, got 6 x 6; choose a larger",
         ),
-        ({"encoder": "impala"}, 39, "impala reads images, and an observation is 39 numbers; set the encoder to none"),
+        ({"encoder": "impala"}, 39, "impala reads images, and an observation is 39 numbers; leave the encoder out"),
         ({}, (84, 84, 9), r"an image of shape \(84, 84, 9\), which a top-k network cannot read .* impala or resnet-18"),
         ({"encoder": "shared"}, (84, 84, 9), "encoder=shared is for a critic"),
     ],

@@ -130,7 +130,7 @@ def test_log_probabilities_are_those_of_whole_observations(played, state):
 
 
 def test_minibatches_see_the_images_of_their_rows(played):
-    """Nothing is learned at a rate of all but zero: the ratio of every minibatch is one, and its error the rollout's."""
+    """Nothing is learned at a rate of all but zero: every minibatch's ratio is one, and the error is the rollout's."""
     frames, (_, _, ended, cut), _ = played
     learner = dataclasses.replace(config().learner, rollout_steps=13, batch_size=13, methods=())
     given = {name: jnp.full(2, value, jnp.float32) for name, value in learner.numbers.items()}

@@ -29,7 +29,7 @@ def on_features(config: NetConfig, actor: Any, *, key: PRNGKeyArray) -> Any:
         raise UserError(
             "the critic's encoder is shared, and the actor has none; set the actor's to impala or resnet-18"
         )
-    return build(dataclasses.replace(config, encoder="none"), actor.encoder.features, 1, key=key)
+    return build(dataclasses.replace(config, encoder=None), actor.encoder.features, 1, key=key)
 
 
 def whole(critic: Value, actor: Any) -> Value:

@@ -8,13 +8,14 @@ import operator
 import os
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, Num, UInt64
 
 from sphere.envs.policy import Policy
 from sphere.envs.policy import Spec as PolicySpec
+from sphere.envs.sizes import Sizes, sizes_of
 
 Region = tuple[int, int]  # offset and size in the memory that learner and workers share
 Layout = list[tuple[str, tuple[int, ...], str, int]]  # name, shape, type and offset of each array in a region
@@ -23,44 +24,6 @@ Stepped = tuple[
     Num[np.ndarray, "env *obs"], Float[np.ndarray, " env"], Bool[np.ndarray, " env"], Bool[np.ndarray, " env"]
 ]
 """Observation, reward, terminated and success of all environments after a step."""
-
-
-class Sizes(NamedTuple):
-    """What a pool has to know of a task."""
-
-    observation: tuple[int, ...]
-    type: str
-    """Of an observation's entries: "f4", or "u1" of an image."""
-    action_low: np.ndarray
-    action_high: np.ndarray
-    horizon: int
-    frames: int = 0
-    """Images that an observation is a stack of; 0: it is no image."""
-    numbers: int = 0
-    """Numbers beside an image, in the bytes of a row below it (`sphere.envs.frames`)."""
-
-    @property
-    def space(self) -> tuple[Any, Any, tuple[int, ...], Any]:
-        """Of an observation: bounds, shape and type."""
-        kind = np.dtype(self.type)
-        low, high = (0, 255) if kind == np.uint8 else (-np.inf, np.inf)
-        return low, high, self.observation, kind.type
-
-    @property
-    def record(self) -> np.dtype:
-        """One environment's row in the memory that learner and worker share."""
-        return np.dtype(
-            [
-                ("reward", "f8"),
-                ("action", "f4", self.action_low.shape),
-                ("obs", self.type, self.observation),
-                ("final_obs", self.type, self.observation),
-                ("terminated", "?"),
-                ("truncated", "?"),
-                ("success", "?"),
-            ],
-            align=True,
-        )
 
 
 @runtime_checkable
@@ -111,12 +74,9 @@ class Suite(Protocol):
     def __call__(self, task: str, num_envs: int, **settings: Any) -> Batch: ...
 
 
-def sizes_of(batch: Batch) -> Sizes:
-    image = getattr(batch, "image_shape", None)
-    shape, kind = ((batch.observation_size,), "f4") if image is None else (image, "u1")
-    low, high = np.asarray(batch.action_low), np.asarray(batch.action_high)
-    frames = 0 if image is None else getattr(batch, "frame_stack", 1)
-    return Sizes(shape, kind, low, high, batch.horizon, frames, getattr(batch, "numbers", 0))
+def shown(batch: Batch) -> str | None:
+    """The entry of its state that is its last observation, which a pool has already."""
+    return getattr(batch, "shown", None)
 
 
 def streams_of(seeds: Sequence[int], num_runs: int, num_envs: int) -> UInt64[np.ndarray, "env 2"]:
@@ -264,24 +224,23 @@ class Share:
             "task": np.full(len(self.streams), self.task_word, np.uint32),
             "episode": self.episode,
             "elapsed": self.elapsed,
-            **{f"batch/{name}": array for name, array in self.batch.get_state().items() if name != self.shown},
+            **{f"batch/{name}": array for name, array in self.batch.get_state().items() if name != shown(self.batch)},
         }
-
-    @property
-    def shown(self) -> str | None:
-        """The entry of the batch's state that is its last observation, which the pool has."""
-        return getattr(self.batch, "shown", None)
 
     def set_state(self, state: State) -> None:
         self.streams, self.episode, self.elapsed = state["stream"], state["episode"], state["elapsed"]
         own = {name.removeprefix("batch/"): array for name, array in state.items() if name.startswith("batch/")}
-        if self.shown is not None:
-            own[self.shown] = state["obs"]
+        if (name := shown(self.batch)) is not None:
+            own[name] = state["obs"]
         self.batch.set_state(own)
 
     def render(self, indices: Sequence[int]) -> list[Any]:
         # Optional, so not in the protocol: the pool has looked.
         return [self.batch.render(index) for index in indices]  # type: ignore[attr-defined]
+
+    def describe(self) -> Any:
+        """What a renderer outside has to know of the scene; optional too."""
+        return self.batch.describe()  # type: ignore[attr-defined]
 
     def close(self) -> None:
         if hasattr(self, "batch"):

@@ -8,6 +8,8 @@ import numpy as np
 from jaxtyping import Float, Int, UInt8
 
 CHANNELS = 3
+FILM = 480
+"""Pixels, about, of a side of a picture for people."""
 
 
 def frame_shape(size: int, numbers: int) -> tuple[int, int, int]:
@@ -23,6 +25,13 @@ def with_numbers(
     given = np.ascontiguousarray(numbers, "<f4").view(np.uint8)
     row[:, : given.shape[1]] = given
     return np.concatenate([image, row.reshape(n, 1, width, channels)], axis=1)
+
+
+def enlarged(seen: UInt8[np.ndarray, "height width stacked"]) -> UInt8[np.ndarray, "h w 3"]:
+    """The newest picture of an observation for people, every pixel as a square."""
+    side = seen.shape[1]
+    factor = max(1, FILM // side)
+    return seen[:side, :, -CHANNELS:].repeat(factor, axis=0).repeat(factor, axis=1)
 
 
 class Stack:

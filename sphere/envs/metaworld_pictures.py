@@ -14,6 +14,7 @@ from jaxtyping import Float
 
 from sphere.envs import offscreen
 from sphere.envs.metaworld_origin import trim
+from sphere.envs.warp_process import geom_name, staged
 from sphere.errors import unknown
 
 GOALS = ("goal", "goal_close")
@@ -37,45 +38,29 @@ class Stage:
         if camera not in names:
             raise unknown("camera", camera, names)
         self.camera = names.index(camera)
+        self._settle()
+        self.upside_down = bool(self.data.cam_xmat[self.camera].reshape(3, 3)[2, 1] < -0.1)
+        """Some of the package's cameras hang so."""
 
     def pose(self, data: Any, placed: Row, target: Row) -> None:
         """Put everything where it is in a simulation."""
-        model, mine, mujoco = self.model, self.data, self.mujoco
+        model, mine = self.model, self.data
         model.body_pos[:] = self.physics.body_pos
         if self.slot is not None:
             model.body_pos[self.slot] = placed
         model.geom_pos[self.goals] = target
         mine.qpos[:], mine.mocap_pos[:], mine.mocap_quat[:] = data.qpos, data.mocap_pos, data.mocap_quat
-        mujoco.mj_kinematics(model, mine)
-        mujoco.mj_comPos(model, mine)
-        mujoco.mj_camlight(model, mine)
+        self._settle()
 
-    @property
-    def upside_down(self) -> bool:
-        """Some of the package's cameras hang so."""
-        return bool(self.data.cam_xmat[self.camera].reshape(3, 3)[2, 1] < -0.1)
+    def _settle(self) -> None:
+        for compute in (self.mujoco.mj_kinematics, self.mujoco.mj_comPos, self.mujoco.mj_camlight):
+            compute(self.model, self.data)
 
     def poses(self) -> Row:
-        """All that a renderer has to know of the present pose: of geoms, of the camera, of lights."""
+        """All that a renderer has to know of the present pose, as `warp_process` wants it."""
         data, camera = self.data, self.camera
         parts = (data.geom_xpos, data.geom_xmat, data.cam_xpos[camera], data.cam_xmat[camera])
         return np.concatenate([part.ravel() for part in (*parts, data.light_xpos, data.light_xdir)])
-
-
-def geom_name(site: str) -> str:
-    return f"site {site}"
-
-
-def staged(mujoco: Any, path: str) -> Any:
-    """The model in that file with spheres for sites."""
-    spec = mujoco.MjSpec.from_file(path)
-    for site in list(spec.sites):
-        if site.rgba[3] > 0:
-            size = [site.size[0], 0.0, 0.0]
-            shown = {"size": size, "pos": site.pos, "rgba": site.rgba, "group": 0}
-            untouched = {"contype": 0, "conaffinity": 0, "mass": 0.0}
-            site.parent.add_geom(name=geom_name(site.name), type=mujoco.mjtGeom.mjGEOM_SPHERE, **shown, **untouched)
-    return spec.compile()
 
 
 class Painter:

@@ -18,8 +18,9 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike
 
-from sphere.envs.batch import Region, Sizes, State, Suite, check_state, streams_of
+from sphere.envs.batch import Region, State, Suite, check_state, streams_of
 from sphere.envs.handles import Worker, WorkerError, anonymous_memory, check_importable, cores, dismiss, extend, start
+from sphere.envs.sizes import Sizes
 from sphere.envs.statistics import EpisodeSums
 from sphere.errors import unknown
 

@@ -23,7 +23,7 @@ TOGETHER = 2
 five runs takes only half as long again as that of one, so the GPU wants more than one."""
 
 
-OF_SUITES = ("goals", "horizon", "one_hot", "camera", "image_size", "frame_stack", "proprioception")
+OF_SUITES = ("goals", "horizon", "one_hot", "camera", "image_size", "frame_stack", "renderer", "proprioception")
 """Settings that are a suite's."""
 
 
@@ -45,6 +45,9 @@ class Environments:
     """MetaWorld from pixels: pixels of a side, 84 unless said otherwise."""
     frame_stack: int | None = None
     """MetaWorld from pixels: pictures of an observation, 3 unless said otherwise."""
+    renderer: Literal["mujoco", "warp"] | None = None
+    """MetaWorld from pixels: MuJoCo's own in every worker, unless said otherwise; or MuJoCo Warp for all environments
+    at once, on a GPU where there is one (docs/pixels.md)."""
     proprioception: bool | None = None
     """MetaWorld from pixels: see the hand's position and the gripper's opening too."""
     normalise_observations: bool = False

@@ -53,7 +53,7 @@ class NetConfig:
     transformer: TransformerConfig | None = None
     """Set: an encoder whose feed-forward parts are top-k mixtures with these experts. The gate of each is one linear
     layer."""
-    encoder: EncoderName = "none"
+    encoder: EncoderName | None = None
     """Of images: an IMPALA ResNet, or a ResNet-18 with GroupNorm; the network reads its features. shared: a critic
     reads those of the actor's, which then learns from both losses."""
     compute: Compute = "auto"
@@ -77,7 +77,7 @@ def build(
     shape of an expert. `vocabulary`: a Transformer reads ids below it; 0: it reads an image. `numbers`: of an image of
     bytes, those beside every frame."""
     shape = (inner,) if isinstance(inner, int) else inner
-    if config.encoder == "none":
+    if config.encoder is None:
         if len(shape) != 1:
             raise UserError(
                 f"an observation is an image of shape {shape}, which a {config.kind} network cannot read by itself; "
@@ -94,9 +94,8 @@ def build(
 @eqx.filter_jit
 def _encoded(config: NetConfig, shape: tuple[int, ...], outer: int, numbers: int, key: PRNGKeyArray) -> Encoded:
     one, two = jax.random.split(key)
-    encoder = build_encoder(config.encoder, shape, numbers, key=one)
-    alone = dataclasses.replace(config, encoder="none")
-    return Encoded(encoder, _build(alone, encoder.features, outer, 0, two))  # type: ignore[arg-type]
+    encoder = build_encoder(str(config.encoder), shape, numbers, key=one)
+    return Encoded(encoder, _build(config, encoder.features, outer, 0, two))  # type: ignore[arg-type]
 
 
 @eqx.filter_jit  # one compilation instead of one per initialiser and shape: a second instead of ten

@@ -18,7 +18,7 @@ from sphere.nets.moe import MoE
 from sphere.nets.trace import Recorder, Trace, Window
 
 Images = Float[Array, "n _ _ _"]  # height, width, channel
-EncoderName = Literal["none", "impala", "resnet-18", "shared"]
+EncoderName = Literal["impala", "resnet-18", "shared"]
 
 RGB = 3
 GROUP = 16
@@ -229,8 +229,8 @@ ENCODERS: dict[str, tuple[type[Encoder], int]] = {"impala": (Impala, 8), "resnet
 def build_encoder(name: str, shape: tuple[int, ...], numbers: int, *, key: PRNGKeyArray) -> Any:
     if len(shape) != 3:
         raise UserError(
-            f"the encoder {name} reads images, and an observation is {shape[0]} numbers; set the encoder to none, or "
-            "choose a suite of images, as metaworld-pixels"
+            f"the encoder {name} reads images, and an observation is {shape[0]} numbers; leave the encoder out, "
+            "or choose a suite of images, as metaworld-pixels"
         )
     kind, least = ENCODERS[name]
     sides = shape[0] - (numbers > 0), shape[1]
