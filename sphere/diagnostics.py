@@ -16,7 +16,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Num
 
 from sphere import ntk
 from sphere.geometry import NEIGHBOURS, distances, knn_jaccard, silhouette
@@ -52,7 +52,7 @@ class Diagnostics(NamedTuple):
 
 @eqx.filter_jit  # inside jit values are not looked at: nothing waits for the device, and a dead network has rank 0
 def diagnose(
-    net: Callable, x: Float[Array, "n *input"], *, tau: float = DORMANT, neighbours: int = NEIGHBOURS
+    net: Callable, x: Num[Array, "n *input"], *, tau: float = DORMANT, neighbours: int = NEIGHBOURS
 ) -> Diagnostics:
     """All diagnostics of a trunk, an actor or a value on states x. Numbers of a mixture are those of the last one;
     `diagnose_mixtures` gives those of all.
@@ -70,7 +70,7 @@ def diagnose(
 
 @eqx.filter_jit
 def diagnose_mixtures(
-    net: Callable, x: Float[Array, "n *input"], *, tau: float = DORMANT, neighbours: int = NEIGHBOURS
+    net: Callable, x: Num[Array, "n *input"], *, tau: float = DORMANT, neighbours: int = NEIGHBOURS
 ) -> dict[str, Scalar]:
     """Where a network has several mixtures, the numbers of each: "mixture0/feature_rank"; where it has one, nothing."""
     with jax.default_matmul_precision("highest"):

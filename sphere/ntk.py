@@ -22,12 +22,12 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float
+from jaxtyping import Float, Num
 
 from sphere.checks import checked, finite
 from sphere.nets.moe import with_compute
 from sphere.nets.routers import ExpertChoice
-from sphere.nets.trace import Layer, expert_signals, only_trunk, output_signals, trunks_of
+from sphere.nets.trace import Layer, Window, expert_signals, only_trunk, output_signals, trunks_of
 from sphere.slq import Estimate as Estimate
 from sphere.slq import lanczos as lanczos
 from sphere.slq import slq_effective_rank as slq_effective_rank
@@ -73,7 +73,7 @@ def _chunk(net: Any, n: int, batch_size: int | None) -> int:
     return -(-batch_size // whole) * whole
 
 
-def factors(net: Callable, x: Float[Array, "n *input"], batch_size: int | None = None) -> tuple[Factor, ...]:
+def factors(net: Callable, x: Num[Array, "n *input"], batch_size: int | None = None) -> tuple[Factor, ...]:
     """Inputs and signals of every layer of one trunk, or of a head's; `batch_size` bounds the samples per pass, not the
     result."""
     net = only_trunk(net)
@@ -94,6 +94,8 @@ def factors(net: Callable, x: Float[Array, "n *input"], batch_size: int | None =
 def layer_gram(factor: Factor) -> Float[Array, "n n"]:
     """One layer's share of K: J_l J_l^T."""
     a, g, layer = factor.layer.input, factor.signal, factor.layer
+    if layer.window is not None:
+        return _of_gradients(layer, g)
     (n, slots, inner), outer = a.shape, g.shape[2]
     cheaper = outer * inner * (slots + n) <= n * slots**2 * (inner + outer)  # multiplications, than all pairs of tokens
     if layer.one_copy and layer.kind != "lookup" and cheaper:
@@ -120,9 +122,28 @@ def layer_gram(factor: Factor) -> Float[Array, "n n"]:
 def _of_gradients(layer: Layer, g: Float[Array, "n slots outer"]) -> Float[Array, "n n"]:
     """Where all slots met one copy: every sample's gradient, formed, and the products of these."""
     form = "nsi,nsi->ni" if layer.kind == "scale" else "nsi,nso->nio"
-    kernel = jnp.einsum(form, layer.input, g).reshape(len(g), -1)
+    if layer.window is not None:
+        kernel = _of_convolution(layer.window, layer.input, g)
+    else:
+        kernel = jnp.einsum(form, layer.input, g).reshape(len(g), -1)
     bias = jnp.sum(g, axis=1)
     return kernel @ kernel.T + (bias @ bias.T if layer.bias else 0)
+
+
+def _of_convolution(window: Window, a: Float[Array, "n places inner"], g: Array) -> Float[Array, "n weights"]:
+    """Every sample's gradient by a convolution's kernel: patches times signals, some samples at a time, for patches
+    are as many times larger than images as a kernel has places."""
+    half, sides = (window.size // 2,) * 2, (window.size,) * 2
+
+    def one(own: tuple[Array, Array]) -> Array:
+        image = own[0].reshape(1, window.height, window.width, -1)
+        strides = (window.stride,) * 2
+        patches = jax.lax.conv_general_dilated_patches(
+            image, sides, strides, (half, half), dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+        return (patches.reshape(own[1].shape[0], -1).T @ own[1]).reshape(-1)
+
+    return jax.lax.map(one, (a, g), batch_size=8)
 
 
 class Blocks(NamedTuple):
@@ -135,16 +156,20 @@ class Blocks(NamedTuple):
 
 
 @checked(_tapped)
-def blocks(net: Callable, x: Float[Array, "n *input"], batch_size: int | None = None) -> Blocks:
+def blocks(net: Callable, x: Num[Array, "n *input"], batch_size: int | None = None) -> Blocks:
     """J_gate J_gate^T, J_expert J_expert^T and J_shared J_shared^T, each summed over the network's mixtures and over
     the trunks of a head; with `sphere.bounds` they give the gate-expert coupling."""
-    zero = jnp.zeros((x.shape[0], x.shape[0]), x.dtype)
+    zero = jnp.zeros((x.shape[0], x.shape[0]), _precision(x))
     return Blocks(**({"shared": zero} | _shares(net, x, batch_size)))
+
+
+def _precision(x: Array) -> Any:
+    return jnp.promote_types(x.dtype, jnp.float32)  # images are bytes
 
 
 def _shares(net: Any, x: Array, batch_size: int | None) -> dict[str, Array]:
     """Of gate, expert and, if any layer is, of what is shared."""
-    zero = jnp.zeros((x.shape[0], x.shape[0]), x.dtype)
+    zero = jnp.zeros((x.shape[0], x.shape[0]), _precision(x))
     sums = {"gate": zero, "expert": zero}
     for trunk in trunks_of(net).values():
         for factor in factors(trunk, x, batch_size):
@@ -161,7 +186,7 @@ class KroneckerFactors(NamedTuple):
 
 
 @checked(_tapped)
-def kronecker_factors(net: Any, x: Float[Array, "n *input"]) -> tuple[KroneckerFactors, ...]:
+def kronecker_factors(net: Any, x: Num[Array, "n *input"]) -> tuple[KroneckerFactors, ...]:
     """The factors of A_(l-1) and G_l for every expert layer of the last mixture; all experts on all samples, chosen
     or not, as the paper defines them."""
     trunk = with_compute(only_trunk(net), "dense")
@@ -175,7 +200,7 @@ def kronecker_factors(net: Any, x: Float[Array, "n *input"]) -> tuple[KroneckerF
 
 
 @checked(_states)
-def gram(net: Callable, x: Float[Array, "n *input"], batch_size: int | None = None) -> Float[Array, "n n"]:
+def gram(net: Callable, x: Num[Array, "n *input"], batch_size: int | None = None) -> Float[Array, "n n"]:
     """K = J J^T of a network from `sphere.nets` (a trunk, an actor, a value, a pair of Q functions) on states x.
 
     Exact, without the Jacobian. Of a head with several trunks it is the sum over them; x is what they read, for a
@@ -185,7 +210,7 @@ def gram(net: Callable, x: Float[Array, "n *input"], batch_size: int | None = No
     return reduce(add, _shares(net, x, batch_size).values())
 
 
-def effective_rank(net: Callable, x: Float[Array, "n *input"], batch_size: int | None = None) -> Float[Array, ""]:
+def effective_rank(net: Callable, x: Num[Array, "n *input"], batch_size: int | None = None) -> Float[Array, ""]:
     """r_e(K), spectral plasticity: in how many directions an update can move the outputs on these states.
 
     In float32 it is 1% too small where states lie ten times as far from zero as from each other, and K has one large

@@ -63,6 +63,14 @@ _METAWORLD_RELEASED = dataclasses.replace(
     learner=PPO(methods=(Sphere(coefficient="loss-ratio"),)),
 )
 
+# The paper says "a ResNet" and no more: an IMPALA ResNet for actor and critic each, all else as from states.
+_METAWORLD_PIXELS = dataclasses.replace(
+    _METAWORLD,
+    tasks=tuple(f"metaworld-pixels/{task}" for task in CW10),
+    learner=PPO(actor=NetConfig(encoder="impala"), critic=NetConfig(kind="mlp", encoder="impala")),
+    evaluation=Evaluation(heldout=64),
+)
+
 # Ten tasks twice: the longer chain as Continual World has it; the paper does not name its tasks.
 _METAWORLD_TWICE = dataclasses.replace(_METAWORLD, tasks=2 * _METAWORLD.tasks)
 
@@ -224,6 +232,8 @@ PRESETS: dict[str, FleetConfig] = {
     for protocol in ("crl", "rl")
 } | {
     "metaworld-cw20": _METAWORLD_TWICE,
+    "metaworld-pixels-crl": _METAWORLD_PIXELS,
+    "metaworld-pixels-rl": dataclasses.replace(_METAWORLD_PIXELS, protocol="rl"),
     "metaworld-crl-td3": _METAWORLD_TD3,
     "metaworld-rl-td3": dataclasses.replace(_METAWORLD_TD3, protocol="rl"),
     "metaworld-crl-td3-ln": _METAWORLD_TD3_LN,

@@ -50,6 +50,7 @@ METHODS: dict[str, Found] = {
 SUITES: dict[str, Found] = {
     "probe": "sphere.envs.probes:Probes",
     "metaworld": "sphere.envs.metaworld:MetaWorld",
+    "metaworld-pixels": "sphere.envs.metaworld_pixels:MetaWorldPixels",
     "humanoidbench": "sphere.envs.humanoidbench:HumanoidBench",
 }
 WORLDS: dict[str, Found] = {

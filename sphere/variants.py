@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float
+from jaxtyping import Float, Num
 
 from sphere.nets.trace import Mixture, Trace, expert_signals, output_signals, sampled, traces_of, trunks_of
 from sphere.penalty import (
@@ -96,15 +96,13 @@ def feature_blocks(mixture: Mixture, layer: int = -1) -> Float[Array, "n experts
     return weighted if mixture.aligned else spread(weighted, mixture.expert, mixture.num_experts)
 
 
-def gradient_blocks(
-    net: Callable, x: Float[Array, "n *input"], mixture: int = -1
-) -> Float[Array, "rows experts width"]:
+def gradient_blocks(net: Callable, x: Num[Array, "n *input"], mixture: int = -1) -> Float[Array, "rows experts width"]:
     """Psi: each expert's own backprop signal at its last hidden layer z_e = W a_e, before a LayerNorm: g_e = d m_e /
     d z_e."""
     return expert_signals(net, x, mixture)[-2]
 
 
-def gradient_gram(net: Callable, x: Float[Array, "n *input"], mixture: int = -1) -> Gram:
+def gradient_gram(net: Callable, x: Num[Array, "n *input"], mixture: int = -1) -> Gram:
     """Of G_last = Psi^T Psi / N."""
     blocks = gradient_blocks(net, x, mixture)
     return gram(blocks.reshape(blocks.shape[0], -1))
@@ -124,7 +122,7 @@ def gate_only(mixture: Mixture) -> Float[Array, ""]:
     return anisotropy(gram(mixture.routing.gate[:, mixture.routing.shared :]))
 
 
-def layer_entropy(net: Callable, x: Float[Array, "n *input"], trace: Trace, mixture: int = -1) -> Float[Array, ""]:
+def layer_entropy(net: Callable, x: Num[Array, "n *input"], trace: Trace, mixture: int = -1) -> Float[Array, ""]:
     """-sum over a mixture's expert layers of alpha_l log alpha_l, alpha_l the layer's share of the trace of the
     Gauss-Newton matrix: s_l = (1/N) sum over samples and slots of (||a||^2 + 1) ||g||^2, with all linear layers
     counted in the total and each slot by itself, also where slots share an owner."""
@@ -145,7 +143,7 @@ class Place(NamedTuple):
     """A mixture of a network on a batch: where a penalty is taken."""
 
     net: Callable
-    x: Float[Array, "n *input"]
+    x: Num[Array, "n *input"]
     trace: Trace
     number: int
 
@@ -200,7 +198,7 @@ ALL_EXPERTS = frozenset({"unweighted", "gradient", "feature+gradient", "kronecke
 Traces = Trace | Mapping[str, Trace]
 
 
-def penalty(config: PenaltyConfig, net: Callable, x: Float[Array, "n *input"], trace: Traces) -> Float[Array, ""]:
+def penalty(config: PenaltyConfig, net: Callable, x: Num[Array, "n *input"], trace: Traces) -> Float[Array, ""]:
     """The penalty of one network on one batch. `trace` is that of `net(x)`, which has been computed before."""
     found = terms(config, net, x, trace)
     if not isinstance(found, tuple):
@@ -209,7 +207,7 @@ def penalty(config: PenaltyConfig, net: Callable, x: Float[Array, "n *input"], t
 
 
 def terms(
-    config: PenaltyConfig, net: Any, x: Float[Array, "n *input"], trace: Traces
+    config: PenaltyConfig, net: Any, x: Num[Array, "n *input"], trace: Traces
 ) -> Float[Array, ""] | tuple[Float[Array, ""], ...]:
     """The penalty, or its terms where it has several, to be weighted one by one. Of a network or of a head, whose
     trunks read x: summed over its trunks and, by `config.mixtures`, over their mixtures."""

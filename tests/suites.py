@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sphere import envs
-from sphere.envs.metaworld_origin import NoPictures
+from sphere.envs.offscreen import NoPictures
 
 
 def rngs(*episodes, seed=0):

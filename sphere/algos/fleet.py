@@ -8,12 +8,13 @@ with the numbers of an undisturbed one.
 """
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Array, Float, Integer
+from jaxtyping import Array, Float, Integer, Num
 
 from sphere.algos.learner import Clock, Data, DataSpec, Keep, Learner, Numbers
 from sphere.algos.state import changes_networks
@@ -68,9 +69,17 @@ def remembered(learner: Learner, spec: DataSpec, data: Data) -> Float[Array, "ru
 
 
 @partial(jax.jit, compiler_options=EXACT)
-def act(policy: Any, obs: Float[Rows, "run env *obs"]) -> Float[Array, "run env act"]:
+def act(policy: Any, obs: Num[Rows, "run env *obs"]) -> Float[Array, "run env act"]:
     """What is done in evaluation, and to which training adds noise."""
-    return jax.vmap(lambda policy, obs: policy.act(obs))(policy, obs)
+    return _every_run(lambda policy, obs: policy.act(obs), policy, obs)
+
+
+def _every_run(function: Callable, *by_run: Any) -> Any:
+    """Side by side; of images on a CPU in turns, where convolutions of several networks round by their number."""
+    images = any(leaf.dtype == np.uint8 for leaf in jax.tree.leaves(by_run))
+    if images and jax.default_backend() == "cpu":
+        return jax.lax.map(lambda own: function(*own), by_run)
+    return jax.vmap(function)(*by_run)
 
 
 def update(
@@ -126,7 +135,7 @@ def _probes(learner: Learner, state: Any) -> dict[str, Any]:
 
 @partial(jax.jit, static_argnums=0, compiler_options=EXACT)
 def _annotate(learner: Learner, policy: Any, data: Data) -> dict[str, Array]:
-    return jax.vmap(learner.annotate)(policy, data)
+    return _every_run(learner.annotate, policy, dict(data))
 
 
 @partial(jax.jit, static_argnums=(0, 1))

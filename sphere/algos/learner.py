@@ -12,6 +12,8 @@ from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Array, Float, Integer
 
+from sphere.algos.frames import Frames
+from sphere.errors import UserError
 from sphere.methods.method import Method
 from sphere.nets import NetConfig
 
@@ -33,6 +35,16 @@ class DataSpec(NamedTuple):
     high: tuple[float, ...] = ()
     vocabulary: int = 0
     """Observations are ids below this, 0 for padding; 0: they are numbers."""
+    frames: int = 0
+    """Observations are bytes, a stack of so many images along its last axis; 0: they are numbers."""
+    numbers: int = 0
+    """Numbers beside every image, in a row of bytes below it."""
+
+    def size(self, reader: str) -> int:
+        """Numbers of an observation, for a reader of vectors."""
+        if len(self.observation) != 1:
+            raise UserError(f"{reader} reads vectors, not images of shape {self.observation}; use the learner ppo")
+        return self.observation[0]
 
 
 class Clock(NamedTuple):
@@ -159,6 +171,20 @@ def made_up(spec: DataSpec, runs: int, rollout: tuple[int, int]) -> dict[str, An
     zeros, none = np.zeros(shape, np.float32), np.zeros(shape, bool)
     # evenly spread numbers: a router that sees equal states would send all of them to the same experts
     size = (*shape, *spec.observation)
-    obs = np.sin(np.arange(math.prod(size), dtype=np.float32)).reshape(size)
     action = np.zeros((*shape, spec.action), np.float32)
-    return {"reward": zeros, "terminated": none, "done": none, "obs": obs, "next_obs": obs, "action": action}
+    if spec.frames:
+        found = {"obs": _made_up_frames(spec, shape), "next_obs": None}
+    else:
+        obs = np.sin(np.arange(math.prod(size), dtype=np.float32)).reshape(size)
+        found = {"obs": obs, "next_obs": obs}
+    return {"reward": zeros, "terminated": none, "done": none, **found, "action": action}
+
+
+def _made_up_frames(spec: DataSpec, shape: tuple[int, int, int]) -> Frames:
+    runs, steps, envs = shape
+    height, width, channels = spec.observation
+    one = (envs, height, width, channels // spec.frames)
+    image = np.arange(math.prod(one), dtype=np.uint8).reshape(one)
+    places = np.broadcast_to(image, (runs, spec.frames + steps, *one))
+    first = np.zeros((runs, steps + 1, envs), np.int32)
+    return Frames(places, first, places[:, :1], np.full((runs, 1, envs), steps, np.int32))

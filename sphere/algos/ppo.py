@@ -6,15 +6,27 @@ The equations are in `ppo_equations.py`; a fleet of it is made by `fleet.py`.
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Integer
+from jaxtyping import Array, Float, Integer
 
+from sphere.algos import shared_encoder
+from sphere.algos.frames import Frames
 from sphere.algos.learner import Clock, Data, DataSpec, Keep, Learner, Numbers, made_up
-from sphere.algos.ppo_equations import Batch, Rollout, actor_loss, adapt_rate, critic_loss, prepare
+from sphere.algos.ppo_equations import (
+    Batch,
+    Metrics,
+    Rollout,
+    actor_loss,
+    adapt_rate,
+    by_time,
+    critic_loss,
+    prepare,
+    scheduled,
+)
 from sphere.algos.state import (
     INIT_ACTOR,
     INIT_CRITIC,
@@ -30,7 +42,7 @@ from sphere.algos.state import (
     init_moments,
     of_methods,
 )
-from sphere.algos.step import Surroundings, added, descend
+from sphere.algos.step import Loss, Surroundings, added, descend
 from sphere.errors import in_range
 from sphere.methods import Method, Sphere
 from sphere.methods.method import check_methods, overrides
@@ -46,30 +58,6 @@ BOUNDS = {
 class PPOState(TrainState):
     rate: Float[Array, "*fleet"]
     """The KL-adaptive learning rate."""
-
-
-class Metrics(NamedTuple):
-    """Means over the minibatches of an update, unless said otherwise."""
-
-    policy_loss: Float[Array, ""]
-    value_loss: Float[Array, ""]
-    entropy: Float[Array, ""]
-    kl: Float[Array, ""]
-    clip_fraction: Float[Array, ""]
-    penalty: Float[Array, ""]
-    """Of all methods that add to a loss, before it is weighted; of several, their sum."""
-    coefficient: Float[Array, ""]
-    """Its weight; of several, their sum."""
-    felt: Float[Array, ""]
-    """Length of the gradient that a penalty weighted by gradients added, beside the task's: rho, unless a floor
-    holds."""
-    actor_grad_norm: Float[Array, ""]
-    critic_grad_norm: Float[Array, ""]
-    learning_rate: Float[Array, ""]
-    finite: Bool[Array, ""]
-    """No loss, gradient or parameter is NaN or infinite; the minimum over minibatches."""
-    replaced: Float[Array, ""]
-    """Units that were reset (CBP, ReDo); the sum over minibatches."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +120,8 @@ class PPO(Learner):
                 f"{self.batch_size}; use one of {', '.join(map(str, nearest))}"
             )
         check_methods(self.methods, self.nets)
+        if self.critic.encoder == "shared":
+            shared_encoder.check(self.methods)
 
     @property
     def rollout(self) -> tuple[int, int]:
@@ -156,11 +146,14 @@ class PPO(Learner):
         nets = self.nets
         for method in self.methods:
             nets = {role: method.network(role, net) for role, net in nets.items()}
-        (inner,) = spec.observation
-        trunk = build(nets["actor"], inner, spec.action, key=jax.random.fold_in(key, INIT_ACTOR))
+        sees: dict[str, Any] = {"inner": spec.observation, "numbers": spec.numbers}
+        trunk = build(nets["actor"], outer=spec.action, key=jax.random.fold_in(key, INIT_ACTOR), **sees)
         if "temperature" in numbers:
             trunk = with_temperature(trunk, numbers["temperature"])
-        value = build(nets["critic"], inner, 1, key=jax.random.fold_in(key, INIT_CRITIC))
+        if nets["critic"].encoder == "shared":
+            value = shared_encoder.on_features(nets["critic"], trunk, key=jax.random.fold_in(key, INIT_CRITIC))
+        else:
+            value = build(nets["critic"], outer=1, key=jax.random.fold_in(key, INIT_CRITIC), **sees)
         made = {"actor": GaussianActor(trunk, spec.action), "critic": Value(value)}
         # float32 by name: a weakly typed first state would compile the update a second time
         rate = jnp.asarray(numbers["learning_rate"], jnp.float32)
@@ -179,6 +172,9 @@ class PPO(Learner):
             zeros = jnp.zeros_like(data["noise"][0])
             drawn = jax.vmap(lambda noise: Gaussian(zeros, jnp.zeros_like(policy.log_std)).log_prob(noise))
             return {"log_prob": drawn(data["noise"]) - jnp.sum(policy.log_std)}
+        if isinstance(data["obs"], Frames):
+            found = by_time(data["obs"], lambda obs, action: policy(obs)[0].log_prob(action), data["action"])
+            return {"log_prob": found}
         columns = (data["obs"], data["action"])
         return {"log_prob": jax.lax.map(lambda xs: policy(xs[0])[0].log_prob(xs[1]), columns, batch_size=128)}
 
@@ -187,8 +183,15 @@ class PPO(Learner):
     ) -> tuple[PPOState, dict[str, Array]]:
         """All epochs over one rollout, as one scan over minibatches."""
         critic = effective(self.methods, state.methods, "critic", state.nets["critic"])
-        flat = prepare(critic, Rollout.of(data), self.gamma, self.gae_lambda)
-        samples = flat.returns.shape[0]
+        if self.critic.encoder == "shared":
+            critic = shared_encoder.whole(critic, self.policy(state))
+        rollout = Rollout.of(data)
+        flat = prepare(critic, rollout, self.gamma, self.gae_lambda)
+        samples, envs = flat.returns.shape[0], rollout.reward.shape[1]
+
+        def inputs(rows: Integer[Array, " batch"]) -> Array:
+            obs = rollout.obs
+            return obs.observations(rows // envs, rows % envs) if isinstance(obs, Frames) else flat.obs[rows]
 
         def orders(purpose: int) -> Integer[Array, "minibatch batch"]:
             key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), purpose), clock.iteration)
@@ -206,10 +209,12 @@ class PPO(Learner):
         def step(state: PPOState, xs: tuple[Any, Any, Any]) -> tuple[PPOState, Float[Array, " metric"]]:
             rows, other, index = xs
             parts = jnp.split(table[rows], ends, axis=1)
-            batch = Batch(*(part.reshape(-1, *leaf.shape[1:]) for part, leaf in zip(parts, flat, strict=True)))
+            batch = Batch(*(part.reshape(len(rows), *leaf.shape[1:]) for part, leaf in zip(parts, flat, strict=True)))
+            if isinstance(rollout.obs, Frames):  # images are not in the table: they stay bytes
+                batch = batch._replace(obs=inputs(rows))
             around = Surroundings(unpack, pack)
             if other is not None:
-                around = around._replace(other_inputs=flat.obs[other])
+                around = around._replace(other_inputs=inputs(other))
             if index is not None:
                 steps = clock.iteration * len(order) + index
                 around = around._replace(steps=steps, key=jax.random.fold_in(method_key, index))
@@ -244,13 +249,6 @@ class PPO(Learner):
         return few, data, self.epochs * self.iteration_steps / few.rollout_steps
 
 
-def scheduled(config: PPO, numbers: Numbers, progress: Float[Array, ""]) -> Float[Array, ""]:
-    """Linear from the first to the final rate over `anneal` of the task, then constant; progress runs from 0 to 1."""
-    fraction = jnp.clip(progress / config.anneal, 0.0, 1.0)
-    first, last = numbers["learning_rate"], numbers["final_learning_rate"]
-    return first + fraction * (last - first)
-
-
 def minibatch(
     config: PPO,
     state: PPOState,
@@ -261,10 +259,14 @@ def minibatch(
 ) -> tuple[PPOState, Metrics]:
     """One gradient step of the actor, then of the critic, then what methods do after a step."""
     rate = scheduled_rate if config.target_kl is None else state.rate
-    losses = {
+    losses: dict[str, Loss] = {
         "actor": lambda net: actor_loss(net, batch, config.clip, config.entropy_coefficient),
         "critic": lambda net: critic_loss(net, batch, config.value_coefficient),
     }
+    if config.critic.encoder == "shared":
+        nets = {role: around.unpacked(role)(packed) for role, packed in state.nets.items()}
+        acting = {role: effective(config.methods, state.methods, role, net) for role, net in nets.items()}
+        losses = shared_encoder.jointly(losses, acting)
     fraction = scheduled_rate / numbers["learning_rate"] if config.target_kl is None else jnp.ones_like(rate)
     stepped, found = descend(
         config.methods,

@@ -1,15 +1,19 @@
 """The equations of PPO: advantages, the two losses, and the rate that follows the KL divergence."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int, Num
 
+from sphere.algos.frames import Frames
 from sphere.nets import GaussianActor, Trace, Value
 
 Numbers = Any  # arrays of jax, or of numpy where they come from the host
+
+TOGETHER = 256
+"""Images that go through a network at once outside of minibatches."""
 
 LARGEST_LOG_RATIO = 20.0
 """Of a new policy to the one that acted. A sample with a negative advantage has no bound by itself: where the policy
@@ -19,12 +23,12 @@ runs away from it, exp overflows, and one infinity makes all parameters NaN. Bey
 class Rollout(NamedTuple):
     """One iteration's experience; leading axes [time, env] and, in a fleet, [run] before them."""
 
-    obs: Float[Numbers, "*fleet time env obs"]
+    obs: Float[Numbers, "*fleet time env obs"] | Frames
     action: Float[Numbers, "*fleet time env act"]
     log_prob: Float[Numbers, "*fleet time env"]
     reward: Float[Numbers, "*fleet time env"]
-    next_obs: Float[Numbers, "*fleet time env obs"]
-    """The true successor, also where the episode ended and another began."""
+    next_obs: Float[Numbers, "*fleet time env obs"] | None
+    """The true successor, also where the episode ended and another began; None: `obs` has it."""
     terminated: Bool[Numbers, "*fleet time env"]
     done: Bool[Numbers, "*fleet time env"]
     """The episode ended here, by termination or time limit."""
@@ -36,7 +40,7 @@ class Rollout(NamedTuple):
 
 
 class Batch(NamedTuple):
-    obs: Float[Array, "n obs"]
+    obs: Num[Array, "n *obs"]
     action: Float[Array, "n act"]
     old_log_prob: Float[Array, " n"]
     advantage: Float[Array, " n"]
@@ -62,18 +66,49 @@ def gae(
 
 
 def prepare(critic: Value, rollout: Rollout, gamma: float, gae_lambda: float) -> Batch:
-    """The rollout as a flat batch with advantages and returns. Time limits are bootstrapped, terminations not."""
+    """The rollout as a flat batch with advantages and returns. Time limits are bootstrapped, terminations not. Images
+    are left out of the batch."""
     time, env = rollout.reward.shape
+    obs = rollout.obs
 
     def values(obs: Array) -> Array:
         return critic(obs.reshape(time * env, *obs.shape[2:]))[0].reshape(time, env)
 
-    value, next_value = values(rollout.obs), values(rollout.next_obs)
+    if isinstance(obs, Frames):
+        value, next_value = values_of_frames(critic, obs)
+        obs = jnp.zeros((time, env, 0), value.dtype)
+    else:
+        value, next_value = values(obs), values(rollout.next_obs)
     discount = gamma * (1 - rollout.terminated.astype(value.dtype))
     lam = gae_lambda * (1 - rollout.done.astype(value.dtype))
     advantage = jax.vmap(gae, in_axes=1, out_axes=1)(rollout.reward, discount, value, next_value, lam)
-    flat = Batch(rollout.obs, rollout.action, rollout.log_prob, advantage, advantage + value)
+    flat = Batch(obs, rollout.action, rollout.log_prob, advantage, advantage + value)
     return jax.tree.map(lambda leaf: leaf.reshape(time * env, *leaf.shape[2:]), flat)
+
+
+def by_time(frames: Frames, function: Callable[..., Array], *columns: Array) -> Float[Array, "time env"]:
+    """function(observations of all environments, rows of the columns), step by step, some steps at a time: what
+    convolutions keep of a whole rollout would not fit."""
+    times = jnp.arange(len(columns[0]) if columns else len(frames.first), dtype=jnp.int32)
+    envs = jnp.arange(frames.first.shape[1], dtype=jnp.int32)
+
+    def one(own: tuple[Array, ...]) -> Array:
+        time, *rows = own
+        return function(frames.observations(jnp.full_like(envs, time), envs), *rows)
+
+    return jax.lax.map(one, (times, *columns), batch_size=max(1, TOGETHER // len(envs)))
+
+
+def values_of_frames(critic: Value, frames: Frames) -> tuple[Float[Array, "time env"], Float[Array, "time env"]]:
+    """Of every observation, and of its true successor: that is the next observation, unless a time limit came."""
+    value = by_time(frames, lambda obs: critic(obs)[0])
+    envs = jnp.arange(frames.first.shape[1], dtype=jnp.int32)
+
+    def final(own: tuple[Int[Array, " env"], Array]) -> Float[Array, " env"]:
+        return critic(frames.finals(own[0], envs, own[1]))[0]
+
+    found = jax.lax.map(final, (frames.final_at, frames.final))
+    return value[:-1], value[1:].at[frames.final_at, envs[None]].set(found, mode="drop")
 
 
 class ActorTerms(NamedTuple):
@@ -114,3 +149,34 @@ def adapt_rate(rate: Float[Array, ""], kl: Float[Array, ""], target: float) -> F
     """kl > 2 target: rate / 1.5; kl < target / 2: rate * 1.5; kept in [1e-5, 1e-2]."""
     factor = jnp.where(kl > 2 * target, 1 / 1.5, jnp.where(kl < 0.5 * target, 1.5, 1.0))
     return jnp.clip(rate * factor, 1e-5, 1e-2)
+
+
+def scheduled(config: Any, numbers: Mapping[str, Numbers], progress: Float[Array, ""]) -> Float[Array, ""]:
+    """Linear from the first to the final rate over `anneal` of the task, then constant; progress runs from 0 to 1."""
+    fraction = jnp.clip(progress / config.anneal, 0.0, 1.0)
+    first, last = numbers["learning_rate"], numbers["final_learning_rate"]
+    return first + fraction * (last - first)
+
+
+class Metrics(NamedTuple):
+    """Means over the minibatches of an update, unless said otherwise."""
+
+    policy_loss: Float[Array, ""]
+    value_loss: Float[Array, ""]
+    entropy: Float[Array, ""]
+    kl: Float[Array, ""]
+    clip_fraction: Float[Array, ""]
+    penalty: Float[Array, ""]
+    """Of all methods that add to a loss, before it is weighted; of several, their sum."""
+    coefficient: Float[Array, ""]
+    """Its weight; of several, their sum."""
+    felt: Float[Array, ""]
+    """Length of the gradient that a penalty weighted by gradients added, beside the task's: rho, unless a floor
+    holds."""
+    actor_grad_norm: Float[Array, ""]
+    critic_grad_norm: Float[Array, ""]
+    learning_rate: Float[Array, ""]
+    finite: Bool[Array, ""]
+    """No loss, gradient or parameter is NaN or infinite; the minimum over minibatches."""
+    replaced: Float[Array, ""]
+    """Units that were reset (CBP, ReDo); the sum over minibatches."""

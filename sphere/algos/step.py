@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Integer, PRNGKeyArray
+from jaxtyping import Array, Float, Integer, Num, PRNGKeyArray
 
 from sphere.algos.learner import Numbers
 from sphere.algos.optimiser import clipped_adam
@@ -34,7 +34,7 @@ class Surroundings(NamedTuple):
     unpack: Mapping[str, Callable[[Any], Any]] | None = None
     """Makes the networks of what the state holds for them, by role."""
     pack: Mapping[str, Callable[[Any], Any]] | None = None
-    other_inputs: Float[Array, "n ..."] | None = None
+    other_inputs: Num[Array, "n ..."] | None = None
     """Inputs of a second minibatch, for methods that ask for one."""
     steps: Integer[Array, ""] | int = 0
     """Steps of the run before this one."""
@@ -65,7 +65,7 @@ def gradient(
     numbers: Numbers,
     role: str,
     loss: Loss,
-    inputs: Float[Array, "n ..."],
+    inputs: Num[Array, "n ..."],
     around: Surroundings,
 ) -> tuple[Penalised, Any]:
     """Of the loss of one network with all that methods add to it; `aux` of the first is a `Side`."""
@@ -131,7 +131,7 @@ def descend(
     state: State,
     numbers: Numbers,
     losses: Mapping[str, Loss],
-    inputs: Float[Array, "n ..."],
+    inputs: Num[Array, "n ..."],
     rate: Float[Array, ""],
     around: Surroundings = Surroundings(),  # noqa: B008 - a value
     *,

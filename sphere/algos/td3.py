@@ -122,7 +122,7 @@ class TD3(Learner):
         nets = self.nets
         for method in self.methods:
             nets = {role: method.network(role, net) for role, net in nets.items()}
-        (inner,) = spec.observation
+        inner = spec.size(self.title)
 
         def trunk(key: Any) -> Any:
             made = build(nets["critic"], inner + spec.action, 1, key=key)

@@ -103,6 +103,13 @@ def make(
     worker_path.check_suite(suite(suite_name))
     if suite_name in assets.COLLECTIONS:
         assets.find(suite_name)  # said here in one sentence, not at the end of a worker's traceback
+    if hasattr(suite(suite_name), "check"):
+        suite(suite_name).check(**settings)
+    if settings.get("renderer") == "warp":
+        from sphere.envs import drawn
+
+        drawn.check_renderer(drawn.interpreter())
+        return drawn.DrawnPool(suite(suite_name), task, num_envs, seeds, workers, timeout, settings)
     return Pool(suite(suite_name), task, num_envs, seeds, workers, timeout, settings)
 
 

@@ -11,17 +11,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Bool, Float, Int, UInt64
+from jaxtyping import Bool, Float, Int, Num, UInt64
 
 from sphere.envs.policy import Policy
 from sphere.envs.policy import Spec as PolicySpec
+from sphere.envs.sizes import Sizes, sizes_of
 
 Region = tuple[int, int]  # offset and size in the memory that learner and workers share
 Layout = list[tuple[str, tuple[int, ...], str, int]]  # name, shape, type and offset of each array in a region
 State = dict[str, np.ndarray]
-Spec = tuple[int, np.ndarray, np.ndarray, int]  # observation size, lowest action, highest action, horizon
 Stepped = tuple[
-    Float[np.ndarray, "env obs"], Float[np.ndarray, " env"], Bool[np.ndarray, " env"], Bool[np.ndarray, " env"]
+    Num[np.ndarray, "env *obs"], Float[np.ndarray, " env"], Bool[np.ndarray, " env"], Bool[np.ndarray, " env"]
 ]
 """Observation, reward, terminated and success of all environments after a step."""
 
@@ -34,6 +34,10 @@ class Batch(Protocol):
     the only place that draws, from the generators it is handed; noise during an episode is drawn there in
     advance. A row's numbers must not depend on the other rows, nor on how many there are: no BLAS products
     over the batch, they round by its size. `render(index) -> frame` is optional.
+
+    Images: a batch whose observations are bytes says their `image_shape` (height, width, channel), of how many frames
+    they are a stack (`frame_stack`, else 1), and as `shown` the name of that entry of its state which is its last
+    observation: a checkpoint holds that once.
     """
 
     observation_size: int
@@ -70,20 +74,9 @@ class Suite(Protocol):
     def __call__(self, task: str, num_envs: int, **settings: Any) -> Batch: ...
 
 
-def record(observation_size: int, action_size: int) -> np.dtype:
-    """One environment's row in the memory that learner and worker share."""
-    return np.dtype(
-        [
-            ("reward", "f8"),
-            ("action", "f4", (action_size,)),
-            ("obs", "f4", (observation_size,)),
-            ("final_obs", "f4", (observation_size,)),
-            ("terminated", "?"),
-            ("truncated", "?"),
-            ("success", "?"),
-        ],
-        align=True,
-    )
+def shown(batch: Batch) -> str | None:
+    """The entry of its state that is its last observation, which a pool has already."""
+    return getattr(batch, "shown", None)
 
 
 def streams_of(seeds: Sequence[int], num_runs: int, num_envs: int) -> UInt64[np.ndarray, "env 2"]:
@@ -120,30 +113,27 @@ class Share:
     time: int | None = None
     """Steps since the share began to follow its policy; None: it takes the learner's actions."""
 
-    def begin(self, suite: Suite, settings: Mapping[str, Any], streams: UInt64[np.ndarray, "env 2"], task: str) -> Spec:
+    def begin(
+        self, suite: Suite, settings: Mapping[str, Any], streams: UInt64[np.ndarray, "env 2"], task: str
+    ) -> Sizes:
         """Take charge of these environments."""
         self.suite, self.settings, self.streams = suite, settings, streams
         self.episode = np.full(len(streams), -1, np.int64)
         self.elapsed = np.zeros(len(streams), np.int64)
         return self.switch(task)
 
-    def switch(self, task: str) -> Spec:
+    def switch(self, task: str) -> Sizes:
         """Another task from here on. Its name seeds, and the episode count goes on: no draw ever repeats."""
         self.close()
         self.batch = batch = self.suite(task, len(self.streams), **self.settings)
         self.task_word = zlib.crc32(task.encode())
         self.low, self.high = (np.asarray(bound, np.float32) for bound in (batch.action_low, batch.action_high))
-        return (
-            batch.observation_size,
-            np.asarray(batch.action_low),
-            np.asarray(batch.action_high),
-            batch.horizon,
-        )
+        return sizes_of(batch)
 
     def attach(self, memory: int, total: int, part: slice) -> None:
         """Read actions from and write results to these of the `total` rows at the beginning of an open file."""
         self.memory, self.total, self.part = memory, total, part
-        dtype = record(self.batch.observation_size, len(self.batch.action_low))
+        dtype = sizes_of(self.batch).record
         self.row = np.frombuffer(self._map((0, total * dtype.itemsize)), dtype)[part]
         self.rows = {name: self.row[name] for name in dtype.names or ()}
         self.action = self.rows["action"].view()
@@ -234,17 +224,23 @@ class Share:
             "task": np.full(len(self.streams), self.task_word, np.uint32),
             "episode": self.episode,
             "elapsed": self.elapsed,
-            **{f"batch/{name}": array for name, array in self.batch.get_state().items()},
+            **{f"batch/{name}": array for name, array in self.batch.get_state().items() if name != shown(self.batch)},
         }
 
     def set_state(self, state: State) -> None:
         self.streams, self.episode, self.elapsed = state["stream"], state["episode"], state["elapsed"]
         own = {name.removeprefix("batch/"): array for name, array in state.items() if name.startswith("batch/")}
+        if (name := shown(self.batch)) is not None:
+            own[name] = state["obs"]
         self.batch.set_state(own)
 
     def render(self, indices: Sequence[int]) -> list[Any]:
         # Optional, so not in the protocol: the pool has looked.
         return [self.batch.render(index) for index in indices]  # type: ignore[attr-defined]
+
+    def describe(self) -> Any:
+        """What a renderer outside has to know of the scene; optional too."""
+        return self.batch.describe()  # type: ignore[attr-defined]
 
     def close(self) -> None:
         if hasattr(self, "batch"):

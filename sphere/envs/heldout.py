@@ -28,7 +28,7 @@ class Heldout(NamedTuple):
 
 
 def save(path: Path, states: np.ndarray, provenance: dict[str, Any]) -> None:
-    states = np.ascontiguousarray(states, np.float32)
+    states = np.ascontiguousarray(states, None if states.dtype == np.uint8 else np.float32)
     facts = {**provenance, "sha256": hashlib.sha256(states.tobytes()).hexdigest()}
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as file:
@@ -56,12 +56,12 @@ def shipped(suite: str) -> Heldout | None:
     return load(path) if path.is_file() else None
 
 
-def fixed_states(task: str, count: int, obs_size: int, settings: dict[str, Any]) -> np.ndarray | None:
+def fixed_states(task: str, count: int, shape: tuple[int, ...], settings: dict[str, Any]) -> np.ndarray | None:
     """The suite's own batch; where there is none that fits, states of a random policy, the same for every user."""
     if not count:
         return None
     batch = shipped(task.split("/")[0])
-    if batch is not None and batch.states.shape[1] == obs_size:
+    if batch is not None and batch.states.shape[1:] == shape:
         if count > len(batch.states):
             raise ValueError(
                 f"evaluation.heldout={count}, but the suite's batch has {len(batch.states)} states; use fewer"
@@ -81,4 +81,4 @@ def random_states(pool: Pool, count: int, seed: int = 0) -> np.ndarray:
         raw, *_ = pool.step(rng.uniform(low, high, size=(pool.num_envs, len(low))).astype(np.float32))
         seen.append(raw)
     states = np.concatenate(seen)
-    return states[rng.permutation(len(states))[:count]].astype(np.float32)
+    return states[rng.permutation(len(states))[:count]]

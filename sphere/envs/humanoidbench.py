@@ -19,7 +19,8 @@ from sphere.envs import assets
 from sphere.envs import humanoidbench_rewards as rewards
 from sphere.envs.batch import State, Stepped
 from sphere.envs.humanoidbench_rewards import Measured
-from sphere.envs.metaworld_origin import renderer, trim
+from sphere.envs.metaworld_origin import FRAME, trim
+from sphere.envs.offscreen import renderer
 from sphere.errors import unknown
 
 FRAME_SKIP = 10
@@ -203,7 +204,8 @@ class HumanoidBench:
         """A frame of one environment as it is now: uint8 [480, 480, 3]."""
         if self.renderer is None:
             self.model.vis.quality.shadowsize = SHADOWS
-            self.renderer, self.scratch = renderer(self.mujoco, self.model), self.mujoco.MjData(self.model)
+            self.renderer = renderer(self.mujoco, self.model, FRAME, FRAME)
+            self.scratch = self.mujoco.MjData(self.model)
         # In data of its own: mj_forward renews the warm start, and a picture must not change the episode.
         state = np.empty(self.state_size)
         self.mujoco.mj_getState(self.model, self.data[index], state, self.spec)

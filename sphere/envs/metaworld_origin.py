@@ -2,13 +2,13 @@
 
 import ctypes
 import functools
-import os
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
 from sphere.envs.metaworld_scene import Start
+from sphere.envs.offscreen import renderer
 
 Row = Float[np.ndarray, " k"]
 
@@ -143,7 +143,7 @@ class Origin:
     def render(self, data: Any, placed: Row, target: Row) -> np.ndarray:
         """A frame from a corner of the room, right side up."""
         if self.renderer is None:
-            self.renderer = renderer(self.mujoco, self.model)
+            self.renderer = renderer(self.mujoco, self.model, FRAME, FRAME)
         if self.slot is not None:
             self.slot[:] = placed
         for site in range(self.model.nsite):
@@ -173,20 +173,3 @@ def trim() -> None:
 @functools.cache
 def c_library() -> ctypes.CDLL:
     return ctypes.CDLL(None)
-
-
-class NoPictures(RuntimeError):
-    """Off-screen rendering does not work on this machine."""
-
-
-def renderer(mujoco: Any, model: Any) -> Any:
-    """Off-screen, through what MUJOCO_GL names; by default EGL, which needs no display."""
-    try:
-        if "MUJOCO_GL" not in os.environ:
-            from mujoco import egl, gl_context
-
-            gl_context.GLContext = egl.GLContext
-        return mujoco.Renderer(model, FRAME, FRAME)
-    except (ImportError, AttributeError, RuntimeError) as error:  # no binding, no library, no driver
-        hint = "install EGL (Debian: libegl1, libgl1) and PyOpenGL, or set MUJOCO_GL=osmesa (Debian: libosmesa6)"
-        raise NoPictures(f"pictures cannot be drawn off-screen here: {error}; {hint}") from error

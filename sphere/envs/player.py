@@ -88,24 +88,28 @@ def outcomes(finished: list[Finished], envs: int) -> Outcomes:
     return Outcomes(rows // envs, rows % envs, {name: column(own) for name, own in zip(COLUMNS, names, strict=True)})
 
 
+def without_observations(rows: np.dtype) -> np.dtype:
+    kept = [name for name in rows.names or () if name not in ("obs", "final_obs")]
+    return np.dtype([(name, rows[name]) for name in kept])
+
+
 def steps_by_learner(
     policy: Any,
     pool: Pool,
     noise: np.ndarray,
     now: Callable[[], np.ndarray],
-    after: Callable[[np.ndarray], None],
+    after: Callable[[np.ndarray, np.ndarray, np.ndarray], None],
 ) -> tuple[np.ndarray, list[Finished]]:
     """A rollout with every action chosen here; without a policy the noise is the action. `now` gives the observations
-    that networks see, `after` gets every step."""
-    log = np.zeros(noise.shape[:2], pool.row_type)
+    that networks see. `after` gets every step, its observations and final observations, which are not kept here."""
+    log = np.zeros(noise.shape[:2], without_observations(pool.row_type))
     finished = []
     for rows, extra in zip(log, noise, strict=True):
         mean = 0 if policy is None else np.asarray(fleet.act(policy, now())).reshape(extra.shape)
         rows["action"] = mean + extra
         raw, reward, terminated, truncated, infos = pool.step(rows["action"])
-        rows["obs"], rows["final_obs"], rows["reward"] = raw, infos["final_obs"], reward
-        rows["terminated"], rows["truncated"] = terminated, truncated
-        after(rows)
+        rows["reward"], rows["terminated"], rows["truncated"] = reward, terminated, truncated
+        after(rows, raw, infos["final_obs"])
         if "episode" in infos:
             finished.append(Finished(np.flatnonzero(infos["_episode"]), infos["episode"]))
     return log, finished
@@ -114,7 +118,7 @@ def steps_by_learner(
 def episodes_by_learner(policy: Any, pool: Pool, raw: np.ndarray, statistics: Statistics | None) -> Iterator[Finished]:
     """As many steps as an episode can have, with every action chosen here."""
     for _ in range(pool.horizon):
-        obs = seen(raw.reshape(pool.num_runs, -1, raw.shape[-1]), statistics)
+        obs = seen(raw.reshape(pool.num_runs, -1, *raw.shape[1:]), statistics)
         action = np.asarray(fleet.act(policy, obs))
         raw, _, _, _, infos = pool.step(action.reshape(pool.num_envs, -1))
         if "episode" in infos:

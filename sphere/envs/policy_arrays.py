@@ -6,19 +6,22 @@ import jax
 import numpy as np
 
 from sphere.envs.policy import Spec
-from sphere.nets import Explorer, GaussianActor
+from sphere.nets import Encoded, Explorer, GaussianActor
 from sphere.nets.mlp import MLP, Linear
 from sphere.nets.moe import MoE
 from sphere.nets.routers import DeepSeek, Soft, TopK
 
 
 def spec(actor: GaussianActor | Explorer) -> Spec | None:
-    """None: workers cannot act by themselves, because an action depends on more than its own state (expert choice)."""
+    """None: workers cannot act by themselves, because an action depends on more than its own state (expert choice), or
+    the network reads images, for which a CPU is too slow."""
     found = _spec(actor.trunk)
     return found if found is None else found._replace(squash=isinstance(actor, Explorer))
 
 
 def _spec(trunk: Any) -> Spec | None:
+    if isinstance(trunk, Encoded):
+        return None
     if isinstance(trunk, MLP):
         return Spec("none", trunk.activation)
     router, activation = trunk.router, trunk.experts.activation

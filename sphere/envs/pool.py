@@ -19,8 +19,9 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike
 
 from sphere.envs import worker_path
-from sphere.envs.batch import Region, Spec, State, Suite, check_state, record, streams_of
+from sphere.envs.batch import Region, State, Suite, check_state, streams_of
 from sphere.envs.handles import Worker, WorkerError, anonymous_memory, check_importable, cores, dismiss, extend, start
+from sphere.envs.sizes import Sizes
 from sphere.envs.statistics import EpisodeSums
 from sphere.errors import unknown
 
@@ -103,15 +104,16 @@ class Pool(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
             files[0] = os.dup(files[0])  # a share closes its file in the end
         self._call("attach", [(file, self.num_envs, part) for file, part in zip(files, self._parts, strict=True)])
 
-    def _adopt(self, specs: Sequence[Spec]) -> np.dtype:
+    def _adopt(self, found: Sequence[Sizes]) -> np.dtype:
         """Set the spaces from what the workers report of their environments."""
-        size, low, high, self.horizon = specs[0]
-        self._low, self._high = low.astype(np.float32), high.astype(np.float32)
-        self.single_observation_space = Box(-np.inf, np.inf, (size,), np.float32)
+        sizes = found[0]
+        self.sizes, self.horizon = sizes, sizes.horizon
+        self._low, self._high = sizes.action_low.astype(np.float32), sizes.action_high.astype(np.float32)
+        self.single_observation_space = Box(*sizes.space)
         self.single_action_space = Box(self._low, self._high, dtype=np.float32)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
-        return record(size, len(low))
+        return sizes.record
 
     def reset(
         self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None

@@ -10,6 +10,7 @@ import numpy as np
 
 from sphere.algos.learner import Data, DataSpec
 from sphere.algos.source import Outcomes
+from sphere.envs.frame_log import FrameLog
 from sphere.envs.player import Player, outcomes, steps_by_learner, uniform_actions, unit_noise
 from sphere.envs.rollouts import Rollouts
 from sphere.envs.statistics import Statistics, seen
@@ -21,14 +22,15 @@ from sphere.nets import Explorer
 class EnvironmentSource(SuiteSource):
     """The environments of a group of runs in worker processes."""
 
-    obs: np.ndarray = field(init=False)  # [run, env, obs], normalised if statistics are kept
+    obs: np.ndarray = field(init=False)  # [run, env, ...], normalised if statistics are kept
 
     def opened(self) -> tuple[DataSpec, int]:
         self.pool = self.make_pool(self.envs)
         self.player = Player(self.pool)
-        box = self.pool.single_action_space
-        (size,) = self.pool.single_observation_space.shape
-        return DataSpec((size,), len(box.low), tuple(box.low.tolist()), tuple(box.high.tolist())), self.pool.horizon
+        box, sizes = self.pool.single_action_space, self.pool.sizes
+        bounds = tuple(box.low.tolist()), tuple(box.high.tolist())
+        spec = DataSpec(sizes.observation, len(box.low), *bounds, frames=sizes.frames, numbers=sizes.numbers)
+        return spec, self.pool.horizon
 
     @property
     def simulators(self) -> dict[str, str]:
@@ -62,7 +64,7 @@ class EnvironmentSource(SuiteSource):
         self.online = self.sampled(data["obs"])
         return data, found
 
-    def sample(self, policy: Any, steps: int, iteration: int) -> tuple[dict[str, np.ndarray], Outcomes]:
+    def sample(self, policy: Any, steps: int, iteration: int) -> tuple[dict[str, Any], Outcomes]:
         """`steps` steps of every environment; `iteration` counts the run's rollouts, for its random numbers."""
         # drawn for all steps at once: what is left for every step is the mean
         uniform = isinstance(policy, Explorer) and policy.uniform()
@@ -77,9 +79,15 @@ class EnvironmentSource(SuiteSource):
         noise = np.moveaxis(noise, 1, 0).reshape(steps, self.pool.num_envs, self.spec.action)
         sights = [(self.obs, self.obs)]  # what is seen before each step, and as the successor of the step before
 
-        def after(rows: np.ndarray) -> None:
-            self._see(rows["obs"])
-            sights.append((self.obs, seen(self._by_run(rows["final_obs"]), self.statistics)))
+        images = FrameLog(self.obs, self.spec.frames, steps, self.horizon) if self.spec.frames else None
+
+        def after(rows: np.ndarray, raw: np.ndarray, final: np.ndarray) -> None:
+            self._see(raw)
+            if images is None:
+                sights.append((self.obs, seen(self._by_run(final), self.statistics)))
+            else:
+                cut = self._by_run(rows["truncated"])
+                images.add(self.obs, self._by_run(final), cut | self._by_run(rows["terminated"]), cut)
 
         rollouts = self.player.follow(policy, self.statistics)
         if uniform and rollouts is not None:
@@ -92,7 +100,11 @@ class EnvironmentSource(SuiteSource):
             log, finished = rollouts.run(steps, noise)
         else:
             log, finished = rollouts.run(steps, noise, after=partial(self._publish, rollouts, after))
-        if len(sights) > 1:
+        obs: Any
+        next_obs: Any
+        if images is not None:
+            obs, next_obs = images.frames, None
+        elif len(sights) > 1:
             obs, next_obs = (np.stack(side, axis=1) for side in zip(*sights, strict=True))
             obs, next_obs = obs[:, :-1], next_obs[:, 1:]
         else:
@@ -118,22 +130,19 @@ class EnvironmentSource(SuiteSource):
         apart = column.reshape(len(column), self.runs, self.envs, *column.shape[2:])
         return np.ascontiguousarray(np.moveaxis(apart, 1, 0))
 
-    def _publish(self, rollouts: Rollouts, after: Callable[[np.ndarray], None], rows: np.ndarray) -> None:
-        after(rows)
+    def _publish(self, rollouts: Rollouts, after: Callable[..., None], rows: np.ndarray) -> None:
+        after(rows, rows["obs"], rows["final_obs"])
         if self.statistics is not None:
             rollouts.load({"mean": self.statistics.mean, "var": self.statistics.var})
 
     def get_state(self) -> dict[str, Any]:
-        return {
-            "statistics": {} if self.statistics is None else self.statistics.state(),
-            "pool": self.pool.get_state(),
-            "obs": self.obs,
-            "online": self.online,
-        }
+        own = {} if self.spec.frames else {"obs": self.obs}  # images are in the pool's state already
+        statistics = {} if self.statistics is None else self.statistics.state()
+        return {"statistics": statistics, "pool": self.pool.get_state(), "online": self.online, **own}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self.pool.set_state(state["pool"])
-        self.obs, self.online = state["obs"], state["online"]
+        raw = self.pool.set_state(state["pool"])
+        self.obs, self.online = self._by_run(raw) if self.spec.frames else state["obs"], state["online"]
         if self.statistics is not None:
             self.statistics = Statistics(**state["statistics"])
 

@@ -27,6 +27,10 @@ TOGETHER = 2
 five runs takes only half as long again as that of one, so the GPU wants more than one."""
 
 
+OF_SUITES = ("goals", "horizon", "one_hot", "camera", "image_size", "frame_stack", "renderer", "proprioception")
+"""Settings that are a suite's."""
+
+
 @dataclass(frozen=True)
 class Environments:
     """Environments in worker processes or on a GPU. Settings of a suite: None is its default; one that it lacks is
@@ -40,6 +44,17 @@ class Environments:
     """Steps of an episode: MetaWorld 500 unless said otherwise (200 in Continual World), HumanoidBench 1000."""
     one_hot: bool | None = None
     """MetaWorld: append the task's number as ten entries to the observation."""
+    camera: str | None = None
+    """MetaWorld from pixels: corner4 unless said otherwise, corner, corner2, corner3, topview, ..."""
+    image_size: int | None = None
+    """MetaWorld from pixels: pixels of a side, 84 unless said otherwise."""
+    frame_stack: int | None = None
+    """MetaWorld from pixels: pictures of an observation, 3 unless said otherwise."""
+    renderer: Literal["mujoco", "warp"] | None = None
+    """MetaWorld from pixels: MuJoCo's own in every worker, unless said otherwise; or MuJoCo Warp for all environments
+    at once, on a GPU where there is one (docs/pixels.md)."""
+    proprioception: bool | None = None
+    """MetaWorld from pixels: see the hand's position and the gripper's opening too."""
     normalise_observations: bool = False
     """Running mean and variance of the observations, clipped at 10 (VecNormalize); rewards are never normalised."""
     simulator: Simulator = "cpu"
@@ -65,7 +80,7 @@ class Environments:
 
     def of_suite(self) -> dict[str, Any]:
         """What is given of a suite's own settings."""
-        given = {name: getattr(self, name) for name in ("goals", "horizon", "one_hot")}
+        given = {name: getattr(self, name) for name in OF_SUITES}
         return {name: value for name, value in given.items() if value is not None}
 
     def check(self, task: str) -> None:
@@ -136,9 +151,7 @@ class Environments:
         try:
             for mine in seeds:
                 opened.append(kind(self, wanted, list(mine), workers, turns))
-            states = heldout.fixed_states(
-                wanted.tasks[0], wanted.heldout, opened[0].spec.observation[0], self.of_suite()
-            )
+            states = heldout.fixed_states(wanted.tasks[0], wanted.heldout, opened[0].spec.observation, self.of_suite())
             for source in opened:
                 source.heldout = states
         except BaseException:

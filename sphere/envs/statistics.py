@@ -40,7 +40,9 @@ class Statistics:
 
 
 def seen(obs: np.ndarray, statistics: Statistics | None) -> np.ndarray:
-    """Observations [run, n, obs] as networks read them."""
+    """Observations [run, n, ...] as networks read them: images as bytes."""
+    if obs.dtype == np.uint8:
+        return obs
     return obs.astype(np.float32) if statistics is None else statistics.normalise(obs)
 
 

@@ -11,6 +11,7 @@ from sphere import envs
 from sphere.algos.learner import DataSpec
 from sphere.algos.source import Outcomes, States, Wanted
 from sphere.envs import worker_path
+from sphere.envs.frame_log import sampled
 from sphere.envs.player import Player
 from sphere.envs.pool import Pool
 from sphere.envs.statistics import Statistics, standardised
@@ -41,7 +42,7 @@ class SuiteSource:
     spec: DataSpec = field(init=False)
     horizon: int = field(init=False)
     statistics: Statistics | None = field(init=False)
-    online: Any = field(init=False)  # [run, state, obs], of the last rollout
+    online: Any = field(init=False)  # [run, state, ...], of the last rollout
 
     def __post_init__(self) -> None:
         self.seeds = np.array(self.run_seeds, np.uint32)
@@ -50,7 +51,8 @@ class SuiteSource:
         self.spec, self.horizon = self.opened()
         self.statistics = self.no_statistics()
         count = min(self.wanted.heldout, self.envs * self.steps)
-        self.online = np.zeros((self.runs, count, self.spec.observation[0]), np.float32)
+        kind = np.uint8 if self.spec.frames else np.float32
+        self.online = np.zeros((self.runs, count, *self.spec.observation), kind)
 
     def opened(self) -> tuple[DataSpec, int]:
         """Open its simulators; what they give, and how long an episode is at most."""
@@ -66,11 +68,14 @@ class SuiteSource:
         return envs.make(self.wanted.tasks[0], num_envs, self.run_seeds, self.workers, **self.settings.of_suite())
 
     def no_statistics(self) -> Statistics | None:
-        size = self.spec.observation[0]
-        return Statistics.fresh(self.runs, size) if self.settings.normalise_observations else None
+        if not self.settings.normalise_observations:
+            return None
+        return Statistics.fresh(self.runs, self.spec.size("normalise_observations"))
 
     def sampled(self, obs: Any) -> Any:
         """States of the last rollout, evenly spread, for diagnostics on experience as it is met."""
+        if self.spec.frames:
+            return sampled(obs, self.online.shape[1])
         flat = obs.reshape(obs.shape[0], -1, obs.shape[-1])
         return flat[:, np.linspace(0, flat.shape[1] - 1, self.online.shape[1]).astype(int)]
 
@@ -86,7 +91,7 @@ class SuiteSource:
             return None
         raw = np.broadcast_to(self.heldout, (self.runs, *self.heldout.shape))
         fixed = raw if self.statistics is None else self.statistics.normalise(raw)
-        alike = standardised(self.heldout) if self.statistics is None else None
+        alike = None if self.statistics is not None or self.spec.frames else standardised(self.heldout)
         return States({"heldout": fixed, "online": self.online}, alike)
 
     def close(self) -> None:

@@ -11,8 +11,8 @@ from sphere.errors import unknown
 from sphere.experiments.experiment import Experiment
 
 MODULES = (
-    *("ablations", "by_method", "correlations", "features", "off_policy", "over_training", "rho", "runtime"),
-    "streams",
+    *("ablations", "by_method", "correlations", "features", "off_policy", "over_training", "pixels", "rho"),
+    *("runtime", "streams"),
 )
 
 

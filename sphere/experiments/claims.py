@@ -251,6 +251,7 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
     "td3-layernorm": td3_norm(),
     "td3-bc": stationary(),
     "longer-chain": columns(LONGER, "{column}", ["Longer-horizon MetaWorld RL"], {"Baseline": "Top-K MoE"}),
+    "pixels": rows("tab:visual-metaworld-resnet", "ResNet policy + SPHERE", ["ResNet policy"]),
     "cifar100-mlp": stream("tab:splitcifar100-in-task-success"),
     "cifar100-vit": stream("tab:splitcifar100-in-task-success-vit"),
     "newsgroups": stream("tab:20news-in-task-success"),

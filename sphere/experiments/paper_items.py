@@ -52,7 +52,6 @@ ITEMS = {
 WITHOUT = {
     "fig:teaser": "nothing to run",
     "tab:train-hyperparams": "the presets are these settings",
-    "tab:visual-metaworld-resnet": "not run: images are not built",
 }
 """Items that no experiment is made for, and why."""
 

@@ -21,7 +21,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
-from jaxtyping import Array, Float, Integer, PRNGKeyArray
+from jaxtyping import Array, Float, Integer, Num, PRNGKeyArray
 
 from sphere.errors import in_range
 from sphere.nets import NetConfig, Trace
@@ -37,11 +37,11 @@ class Look(NamedTuple):
     """The network as it acts."""
     raw: Any
     """The network with its parameters as they are learned; the same unless a method changes how it acts."""
-    obs: Float[Array, "n *input"]
+    obs: Num[Array, "n *input"]
     """What its trunks read."""
     trace: Trace | dict[str, Trace]
     """As the network gave it: of a head with several trunks, by their names (`sphere.nets.traces_of`)."""
-    other_obs: Float[Array, "n *input"] | None
+    other_obs: Num[Array, "n *input"] | None
     """Of a second, independently shuffled minibatch, if the method asks for one (`other_batch`)."""
     build: Callable[[Any], Any]
     """From parameters, in the form in which they are carried, to the network as it acts."""

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from sphere.errors import in_range
+from sphere.errors import UserError, in_range
+from sphere.nets.encoders import Encoded, EncoderName, build_encoder
 from sphere.nets.mlp import DEEPEST, MLP
 from sphere.nets.moe import Compute, MoE
 from sphere.nets.routers import DeepSeek, ExpertChoice, Soft, TopK
@@ -52,6 +53,9 @@ class NetConfig:
     transformer: TransformerConfig | None = None
     """Set: an encoder whose feed-forward parts are top-k mixtures with these experts. The gate of each is one linear
     layer."""
+    encoder: EncoderName | None = None
+    """Of images: an IMPALA ResNet, or a ResNet-18 with GroupNorm; the network reads its features. shared: a critic
+    reads those of the actor's, which then learns from both losses."""
     compute: Compute = "auto"
     """dense: every expert on every sample; grouped: only the chosen ones; auto: by size and device."""
 
@@ -61,11 +65,37 @@ class NetConfig:
 
 
 def build(
-    config: NetConfig, inner: int, outer: int, *, key: PRNGKeyArray, vocabulary: int = 0
-) -> MLP | MoE | Transformer:
-    """A trunk from `inner` inputs to `outer` outputs. The gate of a mixture has the hidden shape of an expert.
-    `vocabulary`: a Transformer reads ids below it; 0: it reads an image."""
-    return _build(config, inner, outer, vocabulary, key)
+    config: NetConfig,
+    inner: int | tuple[int, ...],
+    outer: int,
+    *,
+    key: PRNGKeyArray,
+    vocabulary: int = 0,
+    numbers: int = 0,
+) -> MLP | MoE | Transformer | Encoded:
+    """A trunk from `inner` inputs, or inputs of that shape, to `outer` outputs. The gate of a mixture has the hidden
+    shape of an expert. `vocabulary`: a Transformer reads ids below it; 0: it reads an image. `numbers`: of an image of
+    bytes, those beside every frame."""
+    shape = (inner,) if isinstance(inner, int) else inner
+    if config.encoder is None:
+        if len(shape) != 1:
+            raise UserError(
+                f"an observation is an image of shape {shape}, which a {config.kind} network cannot read by itself; "
+                "set the encoder of actor and critic to impala or resnet-18"
+            )
+        return _build(config, shape[0], outer, vocabulary, key)
+    if config.encoder == "shared":
+        raise UserError("encoder=shared is for a critic, whose actor has an encoder; use impala or resnet-18 here")
+    if config.transformer is not None:
+        raise ValueError("a transformer reads images by itself; use it without an encoder, or an encoder without it")
+    return _encoded(config, shape, outer, numbers, key)
+
+
+@eqx.filter_jit
+def _encoded(config: NetConfig, shape: tuple[int, ...], outer: int, numbers: int, key: PRNGKeyArray) -> Encoded:
+    one, two = jax.random.split(key)
+    encoder = build_encoder(str(config.encoder), shape, numbers, key=one)
+    return Encoded(encoder, _build(config, encoder.features, outer, 0, two))  # type: ignore[arg-type]
 
 
 @eqx.filter_jit  # one compilation instead of one per initialiser and shape: a second instead of ten
@@ -136,7 +166,7 @@ def parameter_count(net: eqx.Module) -> int:
     return sum(leaf.size for path, leaf in leaves if "temperature" not in jax.tree_util.keystr(path))
 
 
-def widened(config: NetConfig, inner: int, outer: int, factor: float) -> NetConfig:
+def widened(config: NetConfig, inner: int | tuple[int, ...], outer: int, factor: float) -> NetConfig:
     """The same network with the smallest width that gives at least `factor` times its parameters, as in PPO(10x)."""
 
     unit = config.split if config.kind == "deepseek" else 1  # a width that cannot be split is none

@@ -13,7 +13,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Num, PRNGKeyArray
 
 from sphere.nets.trace import Trace
 
@@ -69,11 +69,11 @@ class GaussianActor(Head):
         self.trunk = trunk
         self.log_std = jnp.zeros(action_size)
 
-    def __call__(self, x: Float[Array, "n *input"], taps: tuple[Array, ...] | None = None) -> tuple[Gaussian, Trace]:
+    def __call__(self, x: Num[Array, "n *input"], taps: tuple[Array, ...] | None = None) -> tuple[Gaussian, Trace]:
         mean, trace = self.trunk(x, taps)
         return Gaussian(mean, self.log_std), trace
 
-    def act(self, x: Float[Array, "n *input"]) -> Float[Array, "n act"]:
+    def act(self, x: Num[Array, "n *input"]) -> Float[Array, "n act"]:
         """What is done in evaluation, and to which training adds noise."""
         return self(x)[0].mean
 
@@ -98,12 +98,12 @@ class DeterministicActor(Head):
         return (np.array(self.high, np.float32) - np.array(self.low, np.float32)) / 2
 
     def __call__(
-        self, x: Float[Array, "n *input"], taps: tuple[Array, ...] | None = None
+        self, x: Num[Array, "n *input"], taps: tuple[Array, ...] | None = None
     ) -> tuple[Float[Array, "n act"], Trace]:
         output, trace = self.trunk(x, taps)
         return jnp.tanh(output), trace
 
-    def act(self, x: Float[Array, "n *input"]) -> Float[Array, "n act"]:
+    def act(self, x: Num[Array, "n *input"]) -> Float[Array, "n act"]:
         return self.centre[None] + self.half[None] * self(x)[0]
 
     def spread(self) -> Float[np.ndarray, " act"]:
@@ -123,7 +123,7 @@ class Explorer(eqx.Module):
     def trunk(self) -> Trunk:
         return self.actor.trunk
 
-    def act(self, x: Float[Array, "n *input"]) -> Float[Array, "n act"]:
+    def act(self, x: Num[Array, "n *input"]) -> Float[Array, "n act"]:
         """What is done in evaluation."""
         return self.actor.act(x)
 
@@ -140,7 +140,7 @@ class Value(Head):
     """V(s), from a trunk with one output."""
 
     def __call__(
-        self, x: Float[Array, "n *input"], taps: tuple[Array, ...] | None = None
+        self, x: Num[Array, "n *input"], taps: tuple[Array, ...] | None = None
     ) -> tuple[Float[Array, " n"], Trace]:
         value, trace = self.trunk(x, taps)
         return value[:, 0], trace
@@ -150,11 +150,11 @@ class Logits(Head):
     """A classifier: the trunk gives a logit for every class."""
 
     def __call__(
-        self, x: Float[Array, "n *input"], taps: tuple[Array, ...] | None = None
+        self, x: Num[Array, "n *input"], taps: tuple[Array, ...] | None = None
     ) -> tuple[Float[Array, "n classes"], Trace]:
         return self.trunk(x, taps)
 
-    def act(self, x: Float[Array, "n *input"]) -> Float[Array, "n classes"]:
+    def act(self, x: Num[Array, "n *input"]) -> Float[Array, "n classes"]:
         return self(x)[0]
 
 

@@ -16,20 +16,29 @@ A network writes its layers to a `Recorder` in the order in which they run and c
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Num
 
 Part = Literal["gate", "expert", "shared"]
+
+
+class Window(NamedTuple):
+    """Of a convolution: the size of what it reads, its own, and its stride."""
+
+    height: int
+    width: int
+    size: int
+    stride: int
 
 
 class Layer(eqx.Module):
     """One parametrised layer as one batch saw it."""
 
-    input: Float[Array, "n slots inner"]
+    input: Float[Array, "n places inner"]
     """`linear`: the input a. `scale` (the affine part of LayerNorm): the normalised input. `lookup`: the row's
     number."""
     output: Float[Array, "n slots outer"]
@@ -44,6 +53,8 @@ class Layer(eqx.Module):
     """The mixture that a gate or expert layer belongs to, its place in `Trace.mixtures`; None where it is shared."""
     one_copy: bool = eqx.field(static=True, default=False)
     """All tokens of a sample used the same copy of the parameters."""
+    window: Window | None = eqx.field(static=True, default=None)
+    """`conv`: its slots are positions, those of the input and those of the output."""
 
 
 class Routing(eqx.Module):
@@ -164,6 +175,16 @@ class Recorder:
 
         return record
 
+    def convolution(
+        self, inputs: Float[Array, "n h w inner"], output: Float[Array, "n h2 w2 outer"], window: Window, bias: bool
+    ) -> Float[Array, "n h2 w2 outer"]:
+        """Record a convolution of images, outside of all mixtures."""
+        if self.taps is not None:
+            output = output + self.taps[len(self.layers)].reshape(output.shape)
+        seen, given = (v.reshape(v.shape[0], -1, v.shape[-1]) for v in (inputs, output))
+        self.layers.append(Layer(seen, given, None, "conv", "shared", bias, None, True, window))
+        return output
+
     def _samples(self, rows: Array) -> Array:
         """Rows of tokens [n * number, slots, ...] as samples [n, number * slots, ...]."""
         if self.number is None:
@@ -212,17 +233,17 @@ def only_trunk(net: Any) -> Any:
     return next(iter(trunks.values()))
 
 
-def shape_of_trace(net: Callable, x: Float[Array, "n *input"]) -> Trace:
+def shape_of_trace(net: Callable, x: Num[Array, "n *input"]) -> Trace:
     """The trace of net(x) without its numbers."""
     return eqx.filter_eval_shape(lambda net, x: net(x)[1], net, x)
 
 
-def zero_taps(net: Callable, x: Float[Array, "n *input"]) -> tuple[Array, ...]:
+def zero_taps(net: Callable, x: Num[Array, "n *input"]) -> tuple[Array, ...]:
     """Taps that change nothing, of the right shapes for this network and batch."""
     return tuple(jnp.zeros(layer.output.shape, layer.output.dtype) for layer in shape_of_trace(net, x).layers)
 
 
-def output_signals(net: Callable, x: Float[Array, "n *input"]) -> tuple[Array, ...]:
+def output_signals(net: Callable, x: Num[Array, "n *input"]) -> tuple[Array, ...]:
     """g_l = d f / d z_l for every layer of the trace, f the sum of the network's outputs per sample.
 
     One backward pass: sample i's output does not depend on sample j's taps. An expert that was not chosen gets 0, one
@@ -232,7 +253,7 @@ def output_signals(net: Callable, x: Float[Array, "n *input"]) -> tuple[Array, .
     return jax.grad(lambda taps: jnp.sum(net(x, taps)[0]))(zero_taps(net, x))
 
 
-def expert_signals(net: Callable, x: Float[Array, "n *input"], mixture: int = -1) -> tuple[Array, ...]:
+def expert_signals(net: Callable, x: Num[Array, "n *input"], mixture: int = -1) -> tuple[Array, ...]:
     """g_e,l = d m_e / d z_e,l for every linear expert layer z = W a of one mixture, m_e the sum of expert e's own
     outputs, before the gate weighs them; by the mixture's rows [n, slots, outer]."""
     signals = jax.grad(lambda taps: jnp.sum(net(x, taps)[1].mixtures[mixture].expert_output))(zero_taps(net, x))

@@ -82,7 +82,7 @@ def plan(config: FleetConfig, out: Path) -> str:
     held = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
     remembered = runs * memory.size(fleet.learner, source.spec)
     width = replay.width(source.spec)
-    made_up = sum(np.asarray(leaf).nbytes for leaf in data.values()) // _samples(data)
+    made_up = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(data)) // _samples(data)
     one = runs * config.iteration_steps * (4 * width if remembered else made_up)
     many = "run" if runs == 1 else "runs as one fleet"
     lines = [
