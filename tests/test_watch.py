@@ -118,6 +118,7 @@ def test_there_is_a_limit_on_clients(serving):
     processes.until(lambda: one.clients == CLIENTS)
     extra = socket.create_connection(one.server_address[:2])
     assert extra.recv(1) == b""
+    assert one.clients == CLIENTS  # at once, and not when the others had been silent for too long
     for connection in (*held, extra):
         connection.close()
     processes.until(lambda: one.clients == 0)

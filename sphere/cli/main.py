@@ -177,16 +177,17 @@ class NamedOutput:
 
 def run() -> None:
     code = 0
-    if sys.stdout is not None:  # closed by `>&-`
-        sys.stdout = NamedOutput(sys.stdout)  # type: ignore[assignment]
+    output = None if sys.stdout is None else NamedOutput(sys.stdout)  # None: closed by `>&-`
+    sys.stdout = output
     try:
         try:
             code = main()
         finally:  # also where --help leaves by SystemExit
-            if sys.stdout is not None:
-                sys.stdout.flush()
+            if output is not None:
+                output.flush()
     except OSError as error:  # `| head` has seen enough, or the disk is full; what is left to print goes nowhere
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if output is not None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
         if not isinstance(error, BrokenPipeError):
             print(f"sphere: {in_a_sentence(error)}", file=sys.stderr)
         sys.exit(CLOSED if isinstance(error, BrokenPipeError) else 1)
