@@ -114,6 +114,8 @@ def warp(folder: Path, python: str) -> None:
     install(emptied(folder, "warp"), python, WARP_PACKAGES)
     remove(folder, WARP_UNUSED)
     archive = Path(shutil.make_archive(str(folder), "xztar", folder.parent, folder.name))
+    for old in archive.parent.glob(f"{archive.name}.*"):
+        old.unlink()
     whole = archive.read_bytes()
     for number, first in enumerate(range(0, len(whole), PART)):
         archive.with_name(f"{archive.name}.{number:02}").write_bytes(whole[first : first + PART])

@@ -18,9 +18,10 @@ from sphere.envs.humanoidbench_worlds import Simulated, measured, touching
 from sphere.errors import UserError
 
 CONTACTS = 96
-"""Room for contacts, and for pairs of geoms that may touch, per world; all worlds share it."""
+"""Room for contacts, and for pairs of geoms that may touch, per world; all worlds share it. Random actions made at most
+26, on pole (12 falls of 100 actions on each of walk, pole, slide and stair, mujoco 3.17 on a CPU)."""
 CONSTRAINTS = 256
-"""Rows of constraints of a world; contacts beyond them would be ignored."""
+"""Rows of constraints of a world; contacts beyond them would be ignored. There: at most 104."""
 
 INSTALL = "pip install 'sphere-rl[warp]'"
 ELSE = "or use --simulator cpu"
