@@ -73,8 +73,7 @@ class Pool(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         workers = min(max(cores() - here if workers is None else workers, len(self._path)), total - here)
         if task not in suite.tasks:
             raise unknown("task", task, suite.tasks)
-        self._suite, self.task = suite, task
-        self.num_envs, self.num_runs = total, len(seeds)
+        self._suite, self.task, self.num_envs, self.num_runs = suite, task, total, len(seeds)
         self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
         shares = workers + here
         bounds = [total * i // shares for i in range(shares + 1)]
