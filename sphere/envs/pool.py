@@ -67,15 +67,14 @@ class Pool(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
             raise ValueError(f"num_envs={num_envs} for {len(seeds)} run seeds; want at least one of each")
         if not timeout > 0:
             raise ValueError(f"timeout={timeout}; want a positive number of seconds")
-        if workers is not None and workers < 0:
+        if (workers or 0) < 0:
             raise ValueError(f"workers={workers}; want 0 (in this process) or more")
-        apart = worker_path.apart(suite)  # then nothing is simulated in this process
-        here = not apart and (workers == 0 or (workers is None and cores() < MANY))
-        workers = min(max(cores() - here if workers is None else workers, apart), total - here)
+        self._path = worker_path.first(suite)  # where there is one, nothing is simulated in this process
+        here = not self._path and (workers == 0 or (workers is None and cores() < MANY))
+        workers = min(max(cores() - here if workers is None else workers, len(self._path)), total - here)
         if task not in suite.tasks:
             raise unknown("task", task, suite.tasks)
-        self._suite, self.task = suite, task
-        self.num_envs, self.num_runs = total, len(seeds)
+        self._suite, self.task, self.num_envs, self.num_runs = suite, task, total, len(seeds)
         self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
         shares = workers + here
         bounds = [total * i // shares for i in range(shares + 1)]
@@ -95,8 +94,7 @@ class Pool(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         """Start the workers and set up spaces and rows by what they say; `here`: the first share is this process's."""
         if len(self._parts) > here:
             check_importable(self._suite)
-        path = [str(worker_path.folder())] if worker_path.apart(self._suite) else []
-        start(here, self._parts, self._memory, timeout, self._workers, path)
+        start(here, self._parts, self._memory, timeout, self._workers, self._path)
         dtype = self._adopt(self._call("begin", arguments))
         self._rows = np.frombuffer(self.share(self.num_envs * dtype.itemsize)[1], dtype, self.num_envs)
         files = [self._memory.fileno()] * len(self._parts)

@@ -53,9 +53,10 @@ def mujoco_version() -> str | None:
         return None
 
 
-def apart(suite: Any) -> bool:
-    """Whether a suite's environments are simulated by another MuJoCo than this process's, if by any."""
-    return hasattr(suite, "mujoco_version") and folder() is not None
+def first(suite: Any) -> list[str]:
+    """What comes first on the path of workers with a suite's environments: their own packages, if it has a MuJoCo."""
+    own = folder() if hasattr(suite, "mujoco_version") else None
+    return [] if own is None else [str(own)]
 
 
 def check_suite(suite: Any) -> None:
