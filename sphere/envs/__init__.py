@@ -73,8 +73,9 @@ def make(
             raise ValueError(f"the suite {suite_name!r} has no setting {setting!r}; {has}")
     if suite_name in assets.COLLECTIONS:
         assets.find(suite_name)  # said here in one sentence, not at the end of a worker's traceback
-    if hasattr(suite(suite_name), "check"):
-        suite(suite_name).check(**settings)
+    check = getattr(suite(suite_name), "check", None)
+    if check is not None:
+        check(**settings)
     if settings.get("renderer") == "warp":
         from sphere.envs import drawn
 

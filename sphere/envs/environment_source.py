@@ -11,7 +11,7 @@ import numpy as np
 from sphere import envs
 from sphere.algos.learner import Data, DataSpec
 from sphere.algos.source import Outcomes, States, Wanted
-from sphere.envs.frame_log import FrameLog, sampled
+from sphere.envs.frame_log import FrameLog, check_room, sampled
 from sphere.envs.player import Player, outcomes, steps_by_learner, uniform_actions, unit_noise
 from sphere.envs.pool import Pool
 from sphere.envs.rollouts import Rollouts
@@ -54,6 +54,8 @@ class EnvironmentSource:
         box, sizes = self.pool.single_action_space, self.pool.sizes
         bounds = tuple(box.low.tolist()), tuple(box.high.tolist())
         self.spec = DataSpec(sizes.observation, len(box.low), *bounds, frames=sizes.frames, numbers=sizes.numbers)
+        if self.spec.frames:
+            check_room(self.spec.observation, self.spec.frames, self.runs, self.wanted.rollout)
         self.horizon = self.pool.horizon
         self.statistics = self._no_statistics()
         count = min(self.wanted.heldout, self.envs * self.steps)
