@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.timing import count
-from sphere.envs.batch import Share, record
+from sphere.envs.batch import Share
 from sphere.envs.handles import ENVIRONMENT, anonymous_memory
 from sphere.envs.metaworld import MetaWorld
 from sphere.envs.policy import Policy, Spec
+from sphere.envs.sizes import Sizes
 
 EXPERTS, WIDTH, DEPTH = 10, 256, 3
 OBS, ACT = 39, 4
@@ -47,7 +48,7 @@ def policy(envs: int, used: int) -> Policy:
 def share(task: str, envs: int, steps: int, used: int) -> Iterator[Share]:
     """A worker's environments, about to follow their policy."""
     with anonymous_memory() as memory:
-        row = record(OBS, ACT)
+        row = Sizes((OBS,), "f4", np.zeros(ACT), np.zeros(ACT), 1).record
         os.ftruncate(memory.fileno(), envs * row.itemsize)
         mine = Share()
         suite: Any = MetaWorld

@@ -19,7 +19,12 @@ ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 
-DISTRIBUTIONS = {"sklearn": "scikit-learn", "stable_baselines3": "stable-baselines3"}
+DISTRIBUTIONS = {
+    "mujoco_warp": "mujoco-warp",
+    "sklearn": "scikit-learn",
+    "stable_baselines3": "stable-baselines3",
+    "warp": "mujoco-warp",  # which brings it
+}
 """Of packages that are imported under another name."""
 TOGETHER = {"report/figures.py": {"threadpoolctl": "scikit-learn"}}
 """Imported beside another, whose sentence and extra it shares."""

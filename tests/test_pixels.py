@@ -7,9 +7,10 @@ import pytest
 from suites import begun, rngs
 
 from sphere import envs
-from sphere.envs import offscreen
+from sphere.envs import heldout, offscreen
 from sphere.envs.frames import Stack, with_numbers
 from sphere.errors import UserError
+from sphere.presets import preset
 
 pytest.importorskip("metaworld")
 
@@ -154,6 +155,13 @@ def test_images_go_on_exactly_from_a_captured_state_under_any_number_of_workers(
     assert (ended[0] != ended[4]["final_obs"]).any(), "the next episode, and how the last one ended"
     first = ended[0]
     np.testing.assert_array_equal(first[..., :3], first[..., 6:])
+
+
+def test_the_shipped_images_are_those_that_the_preset_compares_on():
+    config = preset("metaworld-pixels-crl")
+    states = heldout.fixed_states(config.tasks[0], config.evaluation.heldout, (84, 84, 9), {})
+    assert (states.shape, states.dtype) == ((64, 84, 84, 9), np.uint8)
+    assert states.reshape(64, -1).std(axis=0).mean() > 5, "of different scenes"
 
 
 def test_cameras_are_the_package_s():

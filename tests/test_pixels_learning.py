@@ -19,7 +19,7 @@ from sphere.algos.learner import Clock, DataSpec, made_up
 from sphere.algos.ppo import PPO
 from sphere.algos.ppo_equations import Rollout, actor_loss, by_time, critic_loss, gae, prepare, values_of_frames
 from sphere.algos.td3 import TD3
-from sphere.envs.frame_log import FrameLog, sampled
+from sphere.envs.frame_log import FrameLog, check_room, sampled
 from sphere.errors import UserError
 from sphere.methods import Sphere
 from sphere.nets import NetConfig
@@ -248,6 +248,14 @@ def test_runs_do_not_depend_on_their_fleet(tmp_path):
 def test_what_cannot_learn_from_images_is_refused_before_training(changes, sentence, tmp_path):
     with pytest.raises(UserError, match=sentence):
         train(config(**changes), tmp_path / "none", quiet=True)
+
+
+def test_more_images_than_the_machine_holds_are_refused_with_a_number():
+    check_room((84, 84, 9), 3, 1, (8, 2048))
+    with pytest.raises(
+        UserError, match=r"the images of one iteration .* take [\d,]+ GiB, and this machine has .*use fewer"
+    ):
+        check_room((84, 84, 9), 3, 10, (8, 10**9))
 
 
 def test_a_shared_encoder_needs_one_to_share_and_a_method_that_leaves_the_critic_alone(state):

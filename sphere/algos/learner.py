@@ -172,6 +172,7 @@ def made_up(spec: DataSpec, runs: int, rollout: tuple[int, int]) -> dict[str, An
     # evenly spread numbers: a router that sees equal states would send all of them to the same experts
     size = (*shape, *spec.observation)
     action = np.zeros((*shape, spec.action), np.float32)
+    found: dict[str, Any]
     if spec.frames:
         found = {"obs": _made_up_frames(spec, shape), "next_obs": None}
     else:

@@ -23,12 +23,14 @@ runs away from it, exp overflows, and one infinity makes all parameters NaN. Bey
 class Rollout(NamedTuple):
     """One iteration's experience; leading axes [time, env] and, in a fleet, [run] before them."""
 
-    obs: Float[Numbers, "*fleet time env obs"] | Frames
+    obs: Any
+    """[*fleet, time, env, obs], or `Frames`."""
     action: Float[Numbers, "*fleet time env act"]
     log_prob: Float[Numbers, "*fleet time env"]
     reward: Float[Numbers, "*fleet time env"]
-    next_obs: Float[Numbers, "*fleet time env obs"] | None
-    """The true successor, also where the episode ended and another began; None: `obs` has it."""
+    next_obs: Any
+    """[*fleet, time, env, obs]: the true successor, also where the episode ended and another began. None: `obs` are
+    `Frames`, and have it."""
     terminated: Bool[Numbers, "*fleet time env"]
     done: Bool[Numbers, "*fleet time env"]
     """The episode ended here, by termination or time limit."""

@@ -34,7 +34,8 @@ def on_features(config: NetConfig, actor: Any, *, key: PRNGKeyArray) -> Any:
 
 def whole(critic: Value, actor: Any) -> Value:
     """The critic with the encoder of an actor."""
-    return Value(Encoded(actor.trunk.encoder, critic.trunk))
+    own: Any = critic.trunk
+    return Value(Encoded(actor.trunk.encoder, own))
 
 
 def jointly(losses: Mapping[str, Callable], nets: Mapping[str, Any]) -> dict[str, Callable]:

@@ -40,7 +40,7 @@ RECIPES = {
 
 SEEN_BY = {"metaworld-pixels": "metaworld"}
 """Suites of images, and the suite with the same physics whose policy acts: images are drawn of what it does."""
-STATES, IMAGES = 512, 128
+STATES, IMAGES = 512, 64
 """Of a shipped batch."""
 
 
@@ -93,7 +93,7 @@ class MakeHeldout:
 
     suite: tyro.conf.Positional[str]
     states: int | None = None
-    """Default: 512, of images 128."""
+    """Default: 512, of images 64."""
     work: Path | None = None
     """Where the policy is trained; default: runs/heldout- and the suite's name."""
     out: Path | None = None

@@ -103,8 +103,9 @@ def make(
     worker_path.check_suite(suite(suite_name))
     if suite_name in assets.COLLECTIONS:
         assets.find(suite_name)  # said here in one sentence, not at the end of a worker's traceback
-    if hasattr(suite(suite_name), "check"):
-        suite(suite_name).check(**settings)
+    check = getattr(suite(suite_name), "check", None)
+    if check is not None:
+        check(**settings)
     if settings.get("renderer") == "warp":
         from sphere.envs import drawn
 

@@ -1,9 +1,26 @@
 """Images of a rollout as they come from environments, each kept once (`sphere.algos.frames`)."""
 
+import math
+import os
+
 import numpy as np
 from jaxtyping import Bool, Int, UInt8
 
 from sphere.algos.frames import Frames, capacity
+from sphere.errors import UserError
+
+
+def check_room(shape: tuple[int, ...], stack: int, runs: int, rollout: tuple[int, int]) -> None:
+    """Refuse a rollout whose images this machine cannot hold."""
+    envs, steps = rollout
+    needed = runs * envs * (steps + stack) * math.prod(shape) // stack
+    has = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > has:
+        raise UserError(
+            f"the images of one iteration ({steps:,} steps of {envs:,} environments, {runs} runs) take "
+            f"{needed / 2**30:,.0f} GiB, and this machine has {has / 2**30:,.0f}; use fewer runs, environments or "
+            "rollout_steps, or a smaller image_size"
+        )
 
 
 class FrameLog:

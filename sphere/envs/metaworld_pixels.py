@@ -98,7 +98,8 @@ class MetaWorldPixels:
 
     def _frames(self, where: Int[np.ndarray, " k"], state: np.ndarray) -> UInt8[np.ndarray, "k height width 3"]:
         """Pictures of these environments, whose observations in the state suite are rows of `state`."""
-        pictures = np.stack([self.painter.paint() for _ in self._posed(where)])
+        painter: Any = self.painter
+        pictures = np.stack([painter.paint() for _ in self._posed(where)])
         return with_numbers(pictures, state[:, : self.hand].astype(np.float32)) if self.hand else pictures
 
     def _poses(self, where: Int[np.ndarray, " k"], state: np.ndarray) -> Float[np.ndarray, "k numbers"]:
@@ -117,12 +118,12 @@ class MetaWorldPixels:
         return self.stack.seen[where]
 
     def step(self, action: np.ndarray) -> Stepped:
-        state, *outcome = self.world.step(action)
+        state, reward, terminated, success = self.world.step(action)
         every = np.arange(len(state))
         if self.painter is None:
-            return self._poses(every, state), *outcome
+            return self._poses(every, state), reward, terminated, success
         self.stack.push(self._frames(every, state))
-        return self.stack.seen, *outcome
+        return self.stack.seen, reward, terminated, success
 
     def get_state(self) -> State:
         seen = {} if self.shown is None else {self.shown: self.stack.seen.copy()}

@@ -10,7 +10,7 @@ import numpy as np
 
 from sphere.algos.learner import Data, DataSpec
 from sphere.algos.source import Outcomes
-from sphere.envs.frame_log import FrameLog
+from sphere.envs.frame_log import FrameLog, check_room
 from sphere.envs.player import Player, outcomes, steps_by_learner, uniform_actions, unit_noise
 from sphere.envs.rollouts import Rollouts
 from sphere.envs.statistics import Statistics, seen
@@ -30,6 +30,8 @@ class EnvironmentSource(SuiteSource):
         box, sizes = self.pool.single_action_space, self.pool.sizes
         bounds = tuple(box.low.tolist()), tuple(box.high.tolist())
         spec = DataSpec(sizes.observation, len(box.low), *bounds, frames=sizes.frames, numbers=sizes.numbers)
+        if spec.frames:
+            check_room(spec.observation, spec.frames, self.runs, self.wanted.rollout)
         return spec, self.pool.horizon
 
     @property
