@@ -24,6 +24,7 @@ from sphere.algos.ppo_equations import (
     adapt_rate,
     by_time,
     critic_loss,
+    drawn_log_prob,
     prepare,
     scheduled,
 )
@@ -46,7 +47,7 @@ from sphere.algos.step import Loss, Surroundings, added, descend
 from sphere.errors import in_range
 from sphere.methods import Method, Sphere
 from sphere.methods.method import check_methods, overrides
-from sphere.nets import Gaussian, GaussianActor, NetConfig, Value, build, with_temperature
+from sphere.nets import GaussianActor, NetConfig, Value, build, with_temperature
 
 BOUNDS = {
     **dict.fromkeys(("num_envs", "rollout_steps", "batch_size", "epochs"), (1, None)),
@@ -157,9 +158,8 @@ class PPO(Learner):
         made = {"actor": GaussianActor(trunk, spec.action), "critic": Value(value)}
         # float32 by name: a weakly typed first state would compile the update a second time
         rate = jnp.asarray(numbers["learning_rate"], jnp.float32)
-        return PPOState(
-            nets=made, moments=init_moments(made), methods=init_methods(self.methods, made, seed), rate=rate
-        )
+        own = init_methods(self.methods, made, seed)
+        return PPOState(nets=made, moments=init_moments(made), methods=own, rate=rate)
 
     def policy(self, state: PPOState) -> GaussianActor:
         """The actor as it acts; the same network unless a method changes how its parameters are used."""
@@ -169,12 +169,9 @@ class PPO(Learner):
         """Log-probabilities of a whole rollout's actions at once: acting need not fetch them step by step. By the
         network that learns, so that the ratio of the first minibatch is one. In parts of 128 steps."""
         if self.acted_log_prob:
-            zeros = jnp.zeros_like(data["noise"][0])
-            drawn = jax.vmap(lambda noise: Gaussian(zeros, jnp.zeros_like(policy.log_std)).log_prob(noise))
-            return {"log_prob": drawn(data["noise"]) - jnp.sum(policy.log_std)}
+            return {"log_prob": drawn_log_prob(data["noise"], policy.log_std)}
         if isinstance(data["obs"], Frames):
-            found = by_time(data["obs"], lambda obs, action: policy(obs)[0].log_prob(action), data["action"])
-            return {"log_prob": found}
+            return {"log_prob": by_time(data["obs"], lambda obs, a: policy(obs)[0].log_prob(a), data["action"])}
         columns = (data["obs"], data["action"])
         return {"log_prob": jax.lax.map(lambda xs: policy(xs[0])[0].log_prob(xs[1]), columns, batch_size=128)}
 
@@ -189,8 +186,7 @@ class PPO(Learner):
         flat = prepare(critic, rollout, self.gamma, self.gae_lambda)
         samples, envs = flat.returns.shape[0], rollout.reward.shape[1]
 
-        def inputs(rows: Integer[Array, " batch"]) -> Array:
-            obs = rollout.obs
+        def inputs(rows: Integer[Array, " batch"], obs: Any = rollout.obs) -> Array:
             return obs.observations(rows // envs, rows % envs) if isinstance(obs, Frames) else flat.obs[rows]
 
         def orders(purpose: int) -> Integer[Array, "minibatch batch"]:
@@ -232,9 +228,8 @@ class PPO(Learner):
         packed, written = jax.lax.scan(step, in_form(self.methods, state, pack), (order, other, index))
         state = in_form(self.methods, packed, unpack)
         means = Metrics(*jnp.mean(written, axis=0))
-        healthy = jnp.all(written[:, Metrics._fields.index("finite")] > 0) & jnp.all(
-            jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(state.nets)])
-        )
+        finite = jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(state.nets)])
+        healthy = jnp.all(written[:, Metrics._fields.index("finite")] > 0) & jnp.all(finite)
         return state, means._replace(finite=healthy, replaced=means.replaced * len(order))._asdict()
 
     def cross(self, old: PPOState, fresh: PPOState, keep: Keep, seed: Integer[Array, ""]) -> PPOState:

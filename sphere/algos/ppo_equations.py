@@ -1,5 +1,6 @@
 """The equations of PPO: advantages, the two losses, and the rate that follows the KL divergence."""
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -47,6 +48,11 @@ class Batch(NamedTuple):
     old_log_prob: Float[Array, " n"]
     advantage: Float[Array, " n"]
     returns: Float[Array, " n"]
+
+
+def drawn_log_prob(noise: Float[Array, "*batch act"], log_std: Float[Array, " act"]) -> Float[Array, "*batch"]:
+    """log pi(a) of a = mean + exp(log_std) noise, from the noise: -1/2 sum(noise^2 + log 2 pi) - sum(log_std)."""
+    return -0.5 * jnp.sum(jnp.square(noise) + math.log(2 * math.pi), axis=-1) - jnp.sum(log_std)
 
 
 def gae(

@@ -35,9 +35,8 @@ hangs then does not take it along. With fewer, its core is needed, and it steps 
 class Pool(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
     """`num_envs` environments of one task for each of the run `seeds`, run-major, with same-step autoreset.
 
-    All that an environment draws is from `default_rng([run seed, crc32(task), index in run, episode])`, so
-    trajectories depend neither on `workers` (0: in this process; default: one per core,
-    the learner being one of them on a machine with few) nor on other runs.
+    All that an environment draws is from `default_rng([run seed, crc32(task), index in run, episode])`, so trajectories
+    depend neither on other runs nor on `workers` (0: in this process; default: one per core, few cores shared).
     Actions are clipped to their box here.
 
     `step` answers in `infos`: `final_obs`, the true successor of every environment (where `_final_obs`, the
