@@ -88,7 +88,7 @@ class FleetDirectory:
         self.mirrors = _wandb_runs(directory, records, wandb) if wandb else []
         # what was sent before a kill and is trained again is not sent again
         self.sent = [int(one.summary.get("step") or 0) if resume else 0 for one in self.mirrors]
-        self.environment = provenance.describe(simulators)
+        self.environment = provenance.describe() | ({"simulators": dict(simulators)} if simulators else {})
         self.seeds = [one.seed for one in records]
         self.paths = [directory / one.name for one in records]
         self.runs: list[RunDirectory] = []

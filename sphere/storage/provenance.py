@@ -17,8 +17,8 @@ PACKAGES = ("jax", "jaxlib", "equinox", "optax", "numpy", "mujoco", "mujoco-mjx"
 RESUMED = "resumed"
 
 
-def describe(simulators: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """The environment of this process, for environment.json, and what simulates for it. Starts jax's backend."""
+def describe() -> dict[str, Any]:
+    """The environment of this process, for environment.json. Starts jax's backend."""
     import jax  # only this function needs it, and it takes a second to import
 
     devices = jax.devices()
@@ -32,7 +32,7 @@ def describe(simulators: Mapping[str, str] | None = None) -> dict[str, Any]:
         "x64": jax.config.jax_enable_x64,  # type: ignore[attr-defined]
         "cpus": os.cpu_count(),
         "platform": platform.platform(),
-    } | ({"simulators": dict(simulators)} if simulators else {})
+    }
 
 
 def amended(recorded: Mapping[str, Any], step: int, now: Mapping[str, Any]) -> dict[str, Any]:
