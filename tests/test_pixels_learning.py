@@ -252,9 +252,7 @@ def test_what_cannot_learn_from_images_is_refused_before_training(changes, sente
 
 def test_more_images_than_the_machine_holds_are_refused_with_a_number():
     check_room((84, 84, 9), 3, 1, (8, 2048))
-    with pytest.raises(
-        UserError, match=r"the images of one iteration .* take [\d,]+ GiB, and this machine has .*use fewer"
-    ):
+    with pytest.raises(UserError, match=r"the images of one iteration .* take [\d,]+ GiB, and this machine has"):
         check_room((84, 84, 9), 3, 10, (8, 10**9))
 
 
