@@ -56,6 +56,8 @@ class EnvironmentSource:
         self.spec = DataSpec(sizes.observation, len(box.low), *bounds, frames=sizes.frames, numbers=sizes.numbers)
         if self.spec.frames:
             check_room(self.spec.observation, self.spec.frames, self.runs, self.wanted.rollout)
+        about = getattr(envs.suite(self.wanted.tasks[0].split("/")[0]), "about", None)
+        self.about: str = about(self.pool) if about else ""
         self.horizon = self.pool.horizon
         self.statistics = self._no_statistics()
         count = min(self.wanted.heldout, self.envs * self.steps)

@@ -221,7 +221,8 @@ def train(config: FleetConfig, directory: Path, *, resume: bool = False, quiet: 
             files.write_json(directory / FLEET, {"format": files.FORMAT, "spec": spec, "settings": to_json(config)})
         records = FleetDirectory(directory, run_records(config, spec), config.wandb, resume, lock)
         progress, notes = _begin(fleet, records, resume, quiet)
-        for note in notes:
+        about = getattr(fleet.groups[0].source, "about", "")  # optional: what a source has to say of itself
+        for note in [*notes, about] if about else notes:
             progress.say(note)
         progress.start()
         with _StopOnce(progress) as stop:
