@@ -2,7 +2,6 @@
 
 import numpy as np
 
-import sphere
 from sphere.envs.frames import Stack
 
 SIDE, HORIZON = 12, 5
@@ -53,6 +52,3 @@ class Dots:
 
     def close(self):
         pass
-
-
-sphere.register_suite("dots", Dots)

@@ -4,7 +4,7 @@ A person who looks at MetaWorld sees its sites: goals, handles, the ends of the 
 only. So pictures are made from a model of their own, the package's with a sphere in place of every site that can be
 seen. Only poses are computed in it, from positions that physics has found: pictures cannot change an episode.
 
-Shadows and reflections are left out: with them a picture takes five times as long on a CPU (docs/pixels.md).
+Shadows and reflections are left out: on a CPU they would take most of the time (docs/pixels.md).
 """
 
 from typing import Any

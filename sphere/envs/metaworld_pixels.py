@@ -85,6 +85,14 @@ class MetaWorldPixels:
         if renderer == "mujoco":
             offscreen.platform()
 
+    @staticmethod
+    def about(pool: Any) -> str:
+        """What draws, in words."""
+        if device := getattr(pool, "device", ""):
+            return f"pictures by MuJoCo Warp on {device}"
+        found = offscreen.platform()
+        return f"pictures by MuJoCo's own renderer through {found.name} on {found.device}"
+
     @property
     def data(self) -> list[Any]:
         return self.world.data

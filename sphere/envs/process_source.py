@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from sphere import envs
 from sphere.algos.learner import Data, DataSpec
 from sphere.algos.source import Outcomes
 from sphere.envs.frame_log import FrameLog, check_room
@@ -32,6 +33,8 @@ class EnvironmentSource(SuiteSource):
         spec = DataSpec(sizes.observation, len(box.low), *bounds, frames=sizes.frames, numbers=sizes.numbers)
         if spec.frames:
             check_room(spec.observation, spec.frames, self.runs, self.wanted.rollout)
+        about = getattr(envs.suite(self.wanted.tasks[0].split("/")[0]), "about", None)
+        self.about: str = about(self.pool) if about else ""
         return spec, self.pool.horizon
 
     @property

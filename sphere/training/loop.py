@@ -251,7 +251,8 @@ def train(config: FleetConfig, directory: Path, *, resume: bool = False, quiet: 
         simulators = getattr(fleet.groups[0].source, "simulators", None)
         records = FleetDirectory(directory, run_records(config, spec), config.wandb, resume, lock, simulators)
         progress, notes = _begin(fleet, records, resume, quiet)
-        for note in notes:
+        about = getattr(fleet.groups[0].source, "about", "")  # optional: what a source has to say of itself
+        for note in [*notes, about] if about else notes:
             progress.say(note)
         if not fleet.finished:
             progress.say(_legend(config))
