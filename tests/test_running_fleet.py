@@ -11,11 +11,9 @@ import numpy as np
 import pytest
 from fleets import TINY, changed
 
-from sphere.algos.td3 import TD3
 from sphere.cli.main import main
 from sphere.envs import handles
 from sphere.launch import side_by_side
-from sphere.nets import NetConfig
 from sphere.storage import checkpoint, files
 from sphere.training import loop
 from sphere.training.loop import train
@@ -127,73 +125,6 @@ def test_a_second_start_without_the_locks_ends_the_first_and_doubles_nothing(tmp
     finally:
         patch.undo()
     assert fleets.numbers(place) == fleets.numbers(straight)
-
-
-# What a learner remembers
-
-REMEMBERING = changed(
-    ONE,
-    normalise_observations=False,
-    learner=TD3(
-        num_envs=4,
-        rollout_steps=16,
-        update_ratio=0.125,
-        batch_size=16,
-        buffer_size=100,
-        learning_starts=16,
-        actor=NetConfig(kind="mlp", width=8, depth=1),
-        critic=NetConfig(kind="mlp", width=8, depth=1),
-        methods=(),
-    ),
-)
-MEMORY = f"{RUN}/replay-000000.bin"
-
-
-@pytest.fixture(scope="module")
-def remembered(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("remembered") / "fleet"
-    train(REMEMBERING, directory, quiet=True)
-    return directory
-
-
-@pytest.mark.parametrize("how", ["remove", "replace", "directory"])
-def test_a_memory_that_is_removed_or_replaced_ends_the_training(how, tmp_path):
-    place = tmp_path / "fleet"
-    memory = place / MEMORY
-
-    def act():
-        if how == "directory":
-            shutil.rmtree(place)
-            return
-        data = memory.read_bytes()
-        memory.unlink()
-        if how == "replace":
-            memory.write_bytes(data)
-
-    patch = after(3, act)
-    try:
-        with pytest.raises(files.Replaced, match=r"replay-000000\.bin was|fleet/lock was"):
-            train(REMEMBERING, place, quiet=True)
-    finally:
-        patch.undo()
-    assert place.exists() == (how != "directory")
-    assert memory.exists() == (how == "replace")
-
-
-def test_resume_refuses_a_memory_that_was_changed_and_takes_it_when_it_is_back(remembered, tmp_path, capsys):
-    """The last bit of a row that the checkpoint remembers; wherever the cut is, the end is that of an undisturbed
-    fleet."""
-    fleets.write(REMEMBERING, tmp_path / "fleet")
-    fleets.cut_after(5, REMEMBERING, tmp_path / "fleet")
-    memory = tmp_path / "fleet" / MEMORY
-    whole = memory.read_bytes()
-    memory.write_bytes(whole[:10_000] + bytes([whole[10_000] ^ 1]) + whole[10_001:])
-    assert main(["resume", str(tmp_path / "fleet")]) == 1
-    assert f"{memory} was changed after the checkpoint was saved" in capsys.readouterr().err
-    memory.write_bytes(whole)
-    assert main(["resume", str(tmp_path / "fleet"), "--quiet"]) == 0
-    assert fleets.numbers(tmp_path / "fleet") == fleets.numbers(remembered)
-    assert memory.read_bytes() == (remembered / MEMORY).read_bytes()
 
 
 def test_a_checkpoint_makes_no_directory(tmp_path):
