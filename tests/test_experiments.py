@@ -25,6 +25,7 @@ humanoidbench-archs humanoidbench-bars humanoidbench-crl humanoidbench-rl layern
 metaworld-archs metaworld-bars metaworld-crl metaworld-ntk metaworld-rl ntk-heldout ntk-online placement
 plasticity-diagnostics retention rho-sweep runtime sign-flip specialisation spectral-baselines sphere-ablation
 structures ten-seeds tsne longer-chain td3-bc td3-critic td3-layernorm cifar100-mlp cifar100-vit newsgroups
+pixels
 """.split()
 NAMES = list(registry())
 NETWORKS = ("feature-rank", "gate-expert", "kfac", "kronecker", "tsne")
@@ -50,7 +51,8 @@ def test_every_experiment_has_valid_settings(scale):
             assert len(one.config.rho) == 1
             if one.config.source.kind == "stream":  # its networks read images and texts
                 continue
-            jax.eval_shape(lambda key, c=one.config: build(c.learner.actor, 51, 19, key=key), jax.random.key(0))
+            seen = 51 if one.config.learner.actor.encoder is None else (84, 84, 9)
+            jax.eval_shape(lambda key, c=one.config, n=seen: build(c.learner.actor, n, 19, key=key), jax.random.key(0))
 
 
 def test_sources_are_labels_of_the_paper():
@@ -62,7 +64,7 @@ def test_sources_are_labels_of_the_paper():
 
 def test_rows_of_tables_are_those_of_the_paper():
     """Labels that a table looks up in the paper's are spelled as there; else its number would be missing silently."""
-    for name in ("sphere-ablation", "design-ablations", "placement", "expert-choice", "spectral-baselines"):
+    for name in ("sphere-ablation", "design-ablations", "placement", "pixels", "expert-choice", "spectral-baselines"):
         source = find(name).source
         assert set(find(name).labels) == set(paper.TABLES[source]), name
     for suite, protocol in paper.SUCCESS:

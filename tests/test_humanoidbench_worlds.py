@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from h1_physics import OnCpu
-from test_humanoidbench import TRACES, models, scenes  # noqa: F401 - a fixture
+from test_humanoidbench import TRACES, models  # noqa: F401 - a fixture
+from test_humanoidbench_rewards import scenes
 
 from sphere.envs import humanoidbench_worlds as h1
 from sphere.envs import worlds

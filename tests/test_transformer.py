@@ -1,5 +1,7 @@
 """The Transformer with mixtures against a plain statement in PyTorch, and its NTK against the materialised Jacobian."""
 
+import dataclasses
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -139,7 +141,7 @@ def test_both_routes_to_a_layers_share_agree():
 
 
 def _as_any(layer):
-    return type(layer)(*(getattr(layer, name) for name in layer.__dataclass_fields__ if name != "one_copy"))
+    return dataclasses.replace(layer, one_copy=False)
 
 
 @pytest.mark.usefixtures("x64")
