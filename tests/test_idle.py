@@ -34,8 +34,8 @@ def test_a_training_says_which_of_its_runs_cannot_be_told_apart(rho, noted, tmp_
     train(changed(SHORT, rho=(0.0, rho), seeds=(0, 1), learner=learner), tmp_path / "fleet")
     said = capsys.readouterr().err
     for seed in (0, 1):
-        assert (f"rho{rho:g}-seed{seed} has the very numbers of rho0-seed{seed} at every evaluation" in said) == noted
-    assert "seed1 has the very numbers of rho0-seed0" not in said
+        assert (f"rho{rho:g}-seed{seed} has the same numbers as rho0-seed{seed} at every evaluation" in said) == noted
+    assert "seed1 has the same numbers as rho0-seed0" not in said
 
 
 @pytest.mark.parametrize(("felt", "warned"), [(0.01, True), (0.1, False)])
@@ -60,7 +60,7 @@ def test_several_methods_that_cannot_be_told_apart_are_named_when_all_are_traine
     out = tmp_path / "both"
     assert main(["train", "--preset", "probe-crl", "--method", "none", "cbp", "--out", str(out), *words]) == 0
     said = capsys.readouterr().err
-    assert "has the very numbers of" in said
+    assert "has the same numbers as" in said
     assert said.count("one of the two methods did nothing") == 1
 
 

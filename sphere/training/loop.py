@@ -123,7 +123,7 @@ class Training:
         for run, seen in zip(self.runs, self.seen, strict=True):
             if self.evaluations and (other := first.setdefault((run.seed, seen.hexdigest()), run.name)) != run.name:
                 self.progress.say(
-                    f"{run.name} has the very numbers of {other} at every evaluation: what tells them apart did nothing"
+                    f"{run.name} has the same numbers as {other} at every evaluation: what tells them apart did nothing"
                 )
 
     def report(self, task: str, values: list[dict[str, float]]) -> None:
