@@ -6,9 +6,15 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import torch
+import pytest
 
 from sphere.nets import NetConfig, Transformer, TransformerConfig, build
+
+try:
+    import torch
+except ImportError:
+    torch = None
+"""None: not installed, and a test that calls `as_torch` is skipped."""
 
 LENGTH, VOCABULARY, CLASSES, EXPERTS = 6, 11, 4, 3
 PIXELS = 3 * 8 * 8
@@ -68,11 +74,13 @@ def outer_product(tree, n: int) -> np.ndarray:
 # --------------------------------------------------------------------------------------------
 
 
-def as_torch(net, dtype=torch.float32):
+def as_torch(net, dtype="float32"):
     """All arrays of a network as tensors that gradients are taken by, in the order of its leaves, and the network of
     them."""
+    pytest.importorskip("torch", reason="PyTorch is not installed")
     leaves, structure = jax.tree.flatten(net)
-    tensors = [torch.tensor(np.asarray(leaf), dtype=dtype, requires_grad=True) for leaf in leaves]
+    kind = getattr(torch, dtype)
+    tensors = [torch.tensor(np.asarray(leaf), dtype=kind, requires_grad=True) for leaf in leaves]
     return tensors, jax.tree.unflatten(structure, tensors)
 
 

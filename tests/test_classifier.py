@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
-from encoders import CLASSES, LENGTH, VOCABULARY, as_torch, config, forward, texts
+from encoders import CLASSES, LENGTH, VOCABULARY, as_torch, config, forward, texts, torch
 
 from sphere import registry
 from sphere.algos import fleet

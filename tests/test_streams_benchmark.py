@@ -5,12 +5,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 from encoders import CLASSES, text_net, texts
 
-from benchmarks.pytorch.streams import Loop, as_torch, logits
 from sphere.algos.classifier import masked_cross_entropy
 from sphere.nets import NetConfig, build
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from benchmarks.pytorch.streams import Loop, as_torch, logits  # noqa: E402
 
 
 def mlp():

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 from encoders import (
     CLASSES,
     EXPERTS,
@@ -22,6 +21,7 @@ from encoders import (
     outer_product,
     text_net,
     texts,
+    torch,
 )
 
 from sphere import ntk

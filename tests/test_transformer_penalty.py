@@ -5,7 +5,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 from encoders import EXPERTS, as_torch, forward, image_net, images, text_net, texts
 
 from sphere.diagnostics import diagnose
@@ -26,7 +25,7 @@ def brute(phi):
 
 def features(net, x):
     """Rows of Phi for every token that is no padding, of each mixture."""
-    return [phi.detach().numpy() for phi in forward(as_torch(net, torch.float64)[1], x)[1]]
+    return [phi.detach().numpy() for phi in forward(as_torch(net, "float64")[1], x)[1]]
 
 
 @pytest.mark.parametrize("compute", ["dense", "grouped"])
