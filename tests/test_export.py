@@ -2,12 +2,13 @@
 
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 from fleets import TINY, changed
 
 from sphere.report.load import load
-from sphere.storage import run_directory
+from sphere.storage import files, run_directory
 from sphere.storage.export import export
 from sphere.training.loop import train
 
@@ -123,6 +124,22 @@ def test_nothing_is_copied_through_a_link(fleet, tmp_path):
     export([fleet], tmp_path / "again")
     assert (tmp_path / "secret").read_text() == "mine"
     assert not (target / "config.json").is_symlink()
+
+
+def test_a_link_that_comes_at_the_last_moment_is_not_written_through(tmp_path, monkeypatch):
+    """Between the removal of an old file and the opening of the new one."""
+    secret = tmp_path / "secret"
+    secret.write_text("mine")
+    unlink = Path.unlink
+
+    def linked(path, missing_ok=False):
+        unlink(path, missing_ok=missing_ok)
+        path.symlink_to(secret)
+
+    monkeypatch.setattr(Path, "unlink", linked)
+    with pytest.raises(FileExistsError), files.atomic_write(tmp_path / "config.json") as file:
+        file.write(b"theirs")
+    assert secret.read_text() == "mine"
 
 
 def test_a_folder_of_somebody_else_is_no_run(tmp_path):
