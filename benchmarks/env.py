@@ -21,6 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import kept
+
 # This file is imported by every process that it starts: sphere, and jax with it, only where they are used.
 
 EPISODE, FRAME_SKIP = 500, 5
@@ -200,28 +202,25 @@ def geometric_mean(values: list[float]) -> float:
     return math.exp(sum(map(math.log, values)) / len(values))
 
 
-def column(number: float, width: int, digits: int) -> str:
-    return f"{'-':>{width}}" if math.isnan(number) else f"{number:>{width},.{digits}f}"
+RATIOS = ("step / package", "step / physics", "pieces / package", "pieces / physics")
 
 
-def speed(suite: str, tasks: list[str], envs: int, workers: int, seconds: float, rounds: int, core_time: bool) -> None:
+def speed(
+    suite: str, tasks: list[str], envs: int, workers: int, seconds: float, rounds: int, core_time: bool
+) -> kept.Table:
     unit = "second of core time" if core_time else "second"
     by = "workers by default" if workers is None else f"{workers} workers"
     print(f"{envs} environments, {by}, {len(os.sched_getaffinity(0))} cores; steps per {unit}")
-    print(f"{'':18s} {'step by':>8s} {'in':>8s} {'':>8s} {'':>8s} {'step by step':>13s} {'in pieces':>20s}")
-    heads = ("/ package", "/ physics")
-    print(
-        f"{'task':18s} {'step':>8s} {'pieces':>8s} {'package':>8s} {'physics':>8s}"
-        + f" {heads[0]:>9s} {heads[1]:>9s}" * 2
-    )
-    table = []
+    rates = dict.fromkeys(("step by step", "in pieces", "package", "physics"), ",.0f")
+    table = kept.Table({"task": ""} | rates | dict.fromkeys(RATIOS, ".2f"))
     for task in tasks:
         stepped, pieces, package, bare = compare(suite, task, envs, workers, seconds, rounds, core_time)
-        table.append([ours / other if other else math.nan for ours in (stepped, pieces) for other in (package, bare)])
-        numbers = " ".join(column(number, 8, 0) for number in (stepped, pieces, package or math.nan, bare))
-        print(f"{task:18s} {numbers} {' '.join(column(ratio, 9, 2) for ratio in table[-1])}", flush=True)
-    means = " ".join(column(geometric_mean(list(ratios)), 9, 2) for ratios in zip(*table, strict=True))
-    print(f"{'geometric mean':18s} {'':35s} {means}")
+        ratios = [ours / other if other else None for ours in (stepped, pieces) for other in (package, bare)]
+        table.add(task, stepped, pieces, package or None, bare, *ratios)
+    columns = list(zip(*(row[-4:] for row in table.rows), strict=True))
+    means = [None if None in ratios else geometric_mean(list(ratios)) for ratios in columns]
+    table.add("geometric mean", *[None] * 4, *means)
+    return table
 
 
 def weight(pid: int) -> dict[str, float]:
@@ -267,14 +266,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=count, default=2)
     parser.add_argument("--core-time", action="store_true", help="count the time that processes have run")
     parser.add_argument("--memory", action="store_true", help="weigh 8 and 80 environments instead")
+    kept.add_option(parser)
     args = parser.parse_args()
     from sphere.envs import tasks
 
     chosen = args.tasks or list(tasks(args.suite))
     if args.memory:
-        return memory(args.suite, chosen, (8, 80), args.workers or 2)
+        memory(args.suite, chosen, (8, 80), args.workers or 2)
+        return
     multiprocessing.set_forkserver_preload(["metaworld.env_dict"])
-    return speed(args.suite, chosen, args.envs, args.workers, args.seconds, args.rounds, args.core_time)
+    table = speed(args.suite, chosen, args.envs, args.workers, args.seconds, args.rounds, args.core_time)
+    kept.keep(table, args.keep, "CPU")
 
 
 if __name__ == "__main__":

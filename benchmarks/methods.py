@@ -14,12 +14,15 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
+from benchmarks import kept
 from benchmarks.timing import count, device
 from benchmarks.update import ON_CPU, best, fresh, minibatches, ppo, timed_update
 from sphere import registry
 from sphere.algos.ppo import PPO
 from sphere.algos.state import init_methods
 from sphere.methods import CBP, ReDo
+
+UNITS = {"ms": ".3f", "times none": ".2f"}
 
 
 def programs(config: PPO) -> dict[str, PPO]:
@@ -47,6 +50,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=8.0 if ON_CPU else 30.0, help="longest measurement")
     parser.add_argument("--methods", nargs="+", help="only these, beside none")
     parser.add_argument("--fast", action="store_true", help="GPU kernels chosen by timing (deterministic=False)")
+    kept.add_option(parser)
     arguments = parser.parse_args()
     config = ppo(10, arguments.batch, False, 8 if ON_CPU else 32, not arguments.fast)
     found = programs(config)
@@ -58,18 +62,20 @@ def main() -> None:
     ]
     print(f"PPO minibatch update of {arguments.batch} samples on {device()}: Top-2 of 10, width 256, depth 3")
     print("milliseconds per minibatch of the whole fleet, and that of no method times\n")
-    print(f"{'method':<18}" + "".join(f"{f'fleet of {fleet}':>24}" for fleet in arguments.fleets), flush=True)
+    heads = {f"fleet of {fleet}, {unit}": form for fleet in arguments.fleets for unit, form in UNITS.items()}
+    table = kept.Table({"method": ""} | heads)
     repeats = 3 if ON_CPU else 5
     measure_none = {fleet: prepared(found["none"], fleet, repeats, arguments.seconds) for fleet in arguments.fleets}
     for name in chosen:
-        print(f"{name:<18}", end="", flush=True)
+        row: list[float] = []
         for fleet in arguments.fleets:
             measure = prepared(found[name], fleet, repeats, arguments.seconds)
             # none before and after: other work on the machine then weighs on both
             pairs = [(measure_none[fleet](), measure()) for _ in range(2)]
             base, own = (min(column) for column in zip(*pairs, strict=True))
-            print(f"{own:>15.3f} {own / base:>7.2f}x", end="", flush=True)
-        print(flush=True)
+            row += [own, own / base]
+        table.add(name, *row)
+    kept.keep(table, arguments.keep, device())
 
 
 if __name__ == "__main__":

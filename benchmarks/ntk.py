@@ -12,6 +12,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from benchmarks import kept
 from benchmarks.timing import best_seconds, device
 from sphere import ntk
 from sphere.algos.fleet import EXACT
@@ -21,7 +22,11 @@ N, OBS, ACT = 512, 51, 19
 
 
 def main() -> None:
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    kept.add_option(parser)
+    options = parser.parse_args()
+    numbers = {"r_e(K)": ".3f", "standard error": ".3f", "true error": ".3f", "ms": ",.1f", "first call, s": ".1f"}
+    table = kept.Table({"method": ""} | numbers)
     net = build(NetConfig(kind="top-k"), OBS, ACT, key=jax.random.key(0))
     x = jax.random.normal(jax.random.key(1), (N, OBS))
     params, static = eqx.partition(net, eqx.is_inexact_array)
@@ -29,9 +34,8 @@ def main() -> None:
         exact = eqx.filter_jit(ntk.effective_rank)
         reference = float(exact(net, x))
         print(f"r_e(K) on {device()}: Top-2 of 10, width 256, depth 3, N {N}\n")
-        print(f"{'method':<36} {'r_e(K)':>8} {'std. error':>11} {'true error':>11} {'ms':>9}")
         milliseconds = 1e3 * best_seconds(exact, net, x)
-        print(f"{'exact, from layer factors':<36} {reference:>8.3f} {'':>11} {'':>11} {milliseconds:>9.1f}")
+        table.add("exact, from layer factors", reference, None, None, milliseconds, None)
         for probes, depth in [(8, 16), (16, 32)]:
             # Kernels by rule: timing them for every product of a Lanczos step took a GPU longer than all else.
             @partial(jax.jit, compiler_options=EXACT)
@@ -51,9 +55,9 @@ def main() -> None:
             value, error = runs[0]
             root = float(jnp.sqrt(jnp.mean(jnp.square(jnp.stack([run.value for run in runs]) - reference))))
             name = f"SLQ, {probes} probes, depth {depth}"
-            numbers = f"{float(value):>8.3f} {float(error):>11.3f} {root:>11.3f} {milliseconds:>9.1f}"
-            print(f"{name:<36} {numbers}   (first call {compiling:.1f} s)", flush=True)
+            table.add(name, float(value), float(error), root, milliseconds, compiling)
     print("\ntrue error: root mean square difference from exact over 4 keys")
+    kept.keep(table, options.keep, device())
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from benchmarks import kept
 from benchmarks.timing import best_seconds, device
 from sphere.nets import NetConfig, build
 from sphere.penalty import anisotropy, gram, routed_gram, spread
@@ -71,17 +72,18 @@ def penalty_times(num_experts: int) -> dict[str, float]:
 
 
 def main() -> None:
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    kept.add_option(parser)
+    options = parser.parse_args()
     print(f"SPHERE penalty on {device()}: N {N}, K {K}, width {WIDTH}; milliseconds, best of 5\n")
-    head = f"{'E':>5}  {'actor':>8} {'+ dense Gram':>13} {'+ routed Gram':>14}   "
-    print(head + f"{'penalty, dense':>15} {'penalty, routed':>16} {'ratio':>7}")
+    actor = {"actor": ".3f", "+ dense Gram": ".3f", "+ routed Gram": ".3f"}
+    alone = {"penalty alone, dense": ".4f", "penalty alone, routed": ".4f", "dense / routed": ".1f"}
+    table = kept.Table({"E": "d"} | actor | alone)
     for num_experts in EXPERTS:
-        actor = {name: 1e3 * value for name, value in actor_times(num_experts).items()}
-        alone = {name: 1e3 * value for name, value in penalty_times(num_experts).items()}
-        print(
-            f"{num_experts:>5}  {actor['none']:>8.3f} {actor['dense']:>13.3f} {actor['routed']:>14.3f}   "
-            f"{alone['dense']:>15.4f} {alone['routed']:>16.4f} {alone['dense'] / alone['routed']:>6.1f}x"
-        )
+        whole = [1e3 * value for value in actor_times(num_experts).values()]
+        dense, routed = (1e3 * value for value in penalty_times(num_experts).values())
+        table.add(num_experts, *whole, dense, routed, dense / routed)
+    kept.keep(table, options.keep, device())
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
+from benchmarks import kept
 from benchmarks.pytorch.streams import Loop
 from benchmarks.timing import count, device
 from sphere.algos import fleet as rows
@@ -29,6 +30,7 @@ from sphere.presets import preset
 
 STEPS = 4
 """Minibatches of CIFAR-100 in a round, instead of an epoch's 20."""
+COLUMNS = ("here, s", "PyTorch, s", "times", "here, processor s", "PyTorch, processor s", "processor times")
 
 
 class Cost(NamedTuple):
@@ -87,16 +89,14 @@ class Case:
         return np.array(found)
 
 
-def compare(name: str, seeds: int, tests: int, rounds: int) -> str:
+def compare(name: str, seeds: int, tests: int, rounds: int) -> list[float]:
+    """Seconds here and in PyTorch, of the wall and of the processor, and how far accuracies differ at first."""
     case = Case(name, seeds, tests)
     first = np.abs(case.ours() - case.theirs()).max()  # compiles; both begin with the same parameters
     pairs = [(cost(case.ours), cost(case.theirs)) for _ in range(rounds)]
     ours, theirs = (Cost(*(min(column) for column in zip(*side, strict=True))) for side in zip(*pairs, strict=True))
-    return (
-        f"{name:<14} {seeds} seeds   fleet {ours.wall:7.2f} s ({ours.processor:.2f} processor)   "
-        f"PyTorch {theirs.wall:7.2f} s ({theirs.processor:.2f})   ratio {theirs.wall / ours.wall:.2f} "
-        f"(processor {theirs.processor / ours.processor:.2f})   accuracy after the first round differs by {first:.3f}"
-    )
+    ratios = theirs.wall / ours.wall, theirs.processor / ours.processor
+    return [ours.wall, theirs.wall, ratios[0], ours.processor, theirs.processor, ratios[1], float(first)]
 
 
 def main() -> None:
@@ -105,10 +105,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=count, default=5)
     parser.add_argument("--tests", type=count, default=50, help="test examples of a class")
     parser.add_argument("--presets", nargs="+", default=["newsgroups", "cifar100-mlp"])
+    kept.add_option(parser)
     args = parser.parse_args()
-    print(f"{device()}; torch {torch.__version__} with {torch.get_num_threads()} threads", flush=True)
+    machine = f"{device()}; torch {torch.__version__} with {torch.get_num_threads()} threads"
+    print(machine, flush=True)
+    table = kept.Table({"preset": "", "seeds": "d"} | dict.fromkeys(COLUMNS, ".2f") | {"accuracy differs by": ".3f"})
     for name in args.presets:
-        print(compare(name, args.seeds, args.tests, args.rounds), flush=True)
+        table.add(name, args.seeds, *compare(name, args.seeds, args.tests, args.rounds))
+    kept.keep(table, args.keep, machine)
 
 
 if __name__ == "__main__":

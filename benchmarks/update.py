@@ -14,7 +14,7 @@ import argparse
 import dataclasses
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks import kept
 from benchmarks.timing import count, device
 from sphere.algos import fleet as rows
 from sphere.algos import replay
@@ -39,6 +40,11 @@ REMEMBERED = 100_000  # transitions: too many for a cache, as in training
 ON_CPU = jax.default_backend() == "cpu"
 MANY = 100  # experts from which a CPU gets less to do: Adam alone then moves gigabytes per minibatch
 RHO = 0.1
+COLUMNS = {"E": "d", "N": "d", "fleet": ""} | dict.fromkeys(
+    ("no penalty", "penalty", "no penalty, per run", "penalty, per run"), ".3f"
+)
+COLUMNS |= {"penalty / none": ".2f", "faster than calls, no penalty": ".1f", "with penalty": ".1f"}
+"""Milliseconds per minibatch of the whole fleet and of a run, and ratios."""
 
 
 Config = PPO | TD3
@@ -214,7 +220,7 @@ def refusal(config: Config, fleet: int, alone: float | None, limit: float) -> st
 
 def compare(
     make: Callable[..., Config], experts: int, batch: int, fleets: list[int], seconds: float, quick: bool, exact: bool
-) -> None:
+) -> Iterator[list[Any]]:
     """All rows of one number of experts and one minibatch size."""
     large = ON_CPU and experts >= MANY
     updates = 4 if large else 8 if quick else 16 if ON_CPU else 32
@@ -225,15 +231,14 @@ def compare(
         print(f"{experts:>5} {batch:>4}   skipped: {reason}", flush=True)
         return
     calls = [float("nan")] * 2
-    row = f"{experts:>5} {batch:>4} {'calls':>6}"
+    row = f"{experts:>5} {batch:>4} {'calls':>6}"  # of what is skipped
     if make is td3:
         pass  # nobody has published a mixture as TD3's critic
     elif large and seconds < 60:
         print(f"{row}   skipped: all {experts} experts on every sample take 10 to 20 s a minibatch here (--seconds 60)")
     else:
         calls = [call_milliseconds(config, repeats, seconds) for config in (off, on) if isinstance(config, PPO)]
-        columns = [number for call in calls for number in (call, call)]
-        print(row + "".join(f" {number:>9.3f}" for number in columns) + f" {calls[1] / calls[0]:>7.2f}", flush=True)
+        yield [experts, batch, "calls", *calls, *calls, calls[1] / calls[0], None, None]
     alone = None
     for fleet in fleets:
         row = f"{experts:>5} {batch:>4} {fleet:>6}"
@@ -249,11 +254,8 @@ def compare(
             print(f"{row}   skipped: more memory than there is", flush=True)
             continue
         alone = alone or times[1] / fleet
-        columns = [number for whole in times for number in (whole, whole / fleet)]
-        line = row + "".join(f" {number:>9.3f}" for number in columns) + f" {times[1] / times[0]:>7.2f}"
-        for call, whole in zip(calls, times, strict=True):
-            line += f" {'-':>9}" if np.isnan(call) else f" {call * fleet / whole:>8.1f}x"
-        print(line, flush=True)
+        faster = [None if np.isnan(call) else call * fleet / whole for call, whole in zip(calls, times, strict=True)]
+        yield [experts, batch, str(fleet), *times, *(whole / fleet for whole in times), times[1] / times[0], *faster]
 
 
 def main() -> None:
@@ -265,6 +267,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0 if ON_CPU else 60.0, help="longest measurement")
     parser.add_argument("--fast", action="store_true", help="GPU kernels chosen by timing (deterministic=False)")
     parser.add_argument("--quick", action="store_true", help="fewer minibatches and repeats")
+    kept.add_option(parser)
     arguments = parser.parse_args()
     off_policy = arguments.learner == "td3"
     what = "TD3: twin Top-2 critics and a dense actor, depth 2" if off_policy else "PPO: Top-2 actor, depth 3"
@@ -273,14 +276,14 @@ def main() -> None:
     print(f"milliseconds per minibatch{calls}")
     chosen = "timing" if arguments.fast else "rule: the same bits in every process"
     print(f"products at default precision (TF32 on NVIDIA GPUs), GPU kernels chosen by {chosen}\n")
-    print(f"{'':>17} {'no penalty':>19} {'penalty':>19} {'on to':>7} {'faster than calls':>19}")
-    head = f"{'E':>5} {'N':>4} {'fleet':>6} {'fleet':>9} {'per run':>9} {'fleet':>9} {'per run':>9} {'off':>7}"
-    print(f"{head} {'off':>9} {'on':>9}", flush=True)
+    table = kept.Table(COLUMNS)
     started = time.perf_counter()
     for experts in arguments.experts:
         for batch in arguments.batch or ([256] if off_policy else [64, 256]):
             how = (sorted(arguments.fleets), arguments.seconds, arguments.quick, not arguments.fast)
-            compare(LEARNERS[arguments.learner], experts, batch, *how)
+            for row in compare(LEARNERS[arguments.learner], experts, batch, *how):
+                table.add(*row)
+    kept.keep(table, arguments.keep, device())
     print(f"\n{time.perf_counter() - started:.0f} s in all, compiling included")
 
 

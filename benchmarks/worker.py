@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import kept
 from benchmarks.timing import count
 from sphere.envs.batch import Share
 from sphere.envs.handles import ENVIRONMENT, anonymous_memory
@@ -25,6 +26,7 @@ from sphere.envs.sizes import Sizes
 
 EXPERTS, WIDTH, DEPTH = 10, 256, 3
 OBS, ACT = 39, 4
+PARTS = ("policy", "physics", "whole", "seen", "rest", "all")
 
 
 def policy(envs: int, used: int) -> Policy:
@@ -110,17 +112,18 @@ def main() -> None:
     parser.add_argument("--envs", type=count, nargs="+", default=[4, 8, 16], help="environments of the process")
     parser.add_argument("--steps", type=count, default=500, help="of a rollout; an episode has 500")
     parser.add_argument("--used", type=count, default=3, help="experts that the gate chooses among")
+    kept.add_option(parser)
     options = parser.parse_args()
     if any(os.environ.get(name) != value for name, value in ENVIRONMENT.items()):
         # one BLAS thread, as workers have it: to be said before numpy is imported
         os.execve(sys.executable, sys.orig_argv, os.environ | ENVIRONMENT)
     print("microseconds of processor time per environment and step")
-    print(f"{'task':18} {'envs':>4} {'policy':>8} {'physics':>8} {'whole':>8} {'seen':>8} {'rest':>8} {'all':>8}")
+    table = kept.Table({"task": "", "envs": "d"} | dict.fromkeys(PARTS, ".1f"))
     for task in options.tasks:
         for envs in options.envs:
             one = parts(task, envs, options.steps, options.used)
-            columns = (one[name] for name in ("policy", "physics", "whole", "seen", "rest", "all"))
-            print(f"{task:18} {envs:>4} " + " ".join(f"{value:>8.1f}" for value in columns), flush=True)
+            table.add(task, envs, *(one[name] for name in PARTS))
+    kept.keep(table, options.keep, "CPU")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ leaves with 130. Needs the checkout: it uses the machinery of the tests.
 """
 
 # ruff: noqa: E402  (the machinery of the tests is no package: its folder comes on the path first)
+import argparse
 import dataclasses
 import importlib.util
 import json
@@ -28,6 +29,8 @@ import kill
 import numpy as np
 import processes
 
+from benchmarks import kept
+from benchmarks.timing import count, device
 from sphere.algos.classifier import Classifier
 from sphere.algos.td3 import TD3
 from sphere.data.streams import Stream
@@ -94,6 +97,7 @@ class Tally:
     def __init__(self, wanted: int):
         self.wanted, self.begun = wanted, time.monotonic()
         self.kills: Counter[str] = Counter()
+        self.early: Counter[str] = Counter()  # before the first iteration of a process
         self.fleets: Counter[str] = Counter()
         self.different: Counter[str] = Counter()
         self.open = 0  # kills of the fleet that has not ended yet
@@ -111,6 +115,14 @@ class Tally:
         more = [f"  {self.open} more in a fleet that was not finished, so not compared"] if self.open else []
         return "\n".join([head, *lines, *more])
 
+    def table(self) -> kept.Table:
+        """Of fleets that ended."""
+        columns = {"fleets of": "", "kills": "d", "at its start": "d", "fleets": "d", "ends equal": "d"}
+        table = kept.Table(columns)
+        for name, ended in self.fleets.items():
+            table.add(name, self.kills[name], self.early[name], ended, ended - self.different[name])
+        return table
+
 
 def one_fleet(name: str, config: FleetConfig, kills: int, number: int, root: Path, tally: Tally) -> None:
     """The same settings with seeds of its own, trained twice."""
@@ -118,10 +130,11 @@ def one_fleet(name: str, config: FleetConfig, kills: int, number: int, root: Pat
     config = dataclasses.replace(config, seeds=seeds, steps_per_task=config.iteration_steps * (2 * kills + 5))
     train(config, root / "straight", quiet=True)
     spec = json.loads((root / "straight" / "fleet.json").read_text())["spec"]
-    begun = time.monotonic()
+    begun, early = time.monotonic(), [0]
 
     def killed(iteration: int) -> None:
         tally.open += 1
+        early[0] += iteration < 0
         where = f"after iteration {iteration} of {config.total_iterations}" if iteration >= 0 else "at its start"
         total = tally.kills.total() + tally.open
         print(f"{total:>4} of {tally.wanted}: {name}, fleet {number}, killed {where}", flush=True)
@@ -129,6 +142,7 @@ def one_fleet(name: str, config: FleetConfig, kills: int, number: int, root: Pat
     kill.train_with_kills(config, root / "killed", root.parent / "cache", kills, number, spec=spec, killed=killed)
     wrong = differences(root / "straight", root / "killed")
     tally.kills[name] += kills
+    tally.early[name] += early[0]
     tally.fleets[name] += 1
     tally.different[name] += bool(wrong)
     tally.open = 0
@@ -149,7 +163,11 @@ def stop(*_: object) -> None:
 
 
 def main() -> None:
-    wanted = int(sys.argv[1]) if len(sys.argv) > 1 else 200
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kills", type=count, nargs="?", default=200)
+    kept.add_option(parser)
+    options = parser.parse_args()
+    wanted = options.kills
     signal.signal(signal.SIGTERM, stop)
     rows, tally, left = list(configs().items()), Tally(wanted), 0
     with tempfile.TemporaryDirectory() as folder:
@@ -165,6 +183,7 @@ def main() -> None:
         finally:
             processes.end_all()
             print(tally.summary(), flush=True)
+    kept.keep(tally.table(), options.keep, device())
     sys.exit(1 if tally.different.total() else left)
 
 
