@@ -55,7 +55,9 @@ def add_option(parser: argparse.ArgumentParser) -> None:
 
 
 def command() -> str:
-    """What was typed: a benchmark is a module, everything else a script."""
+    """What was typed: a benchmark is a module or goes by `sphere bench`, everything else is a script."""
+    if sys.argv[0].startswith("sphere bench "):
+        return f"{sys.argv[0]} {shlex.join(sys.argv[1:])}"
     path = Path(sys.argv[0])
     words = ["-m", f"benchmarks.{path.stem}"] if path.parent.name == "benchmarks" else [f"scripts/{path.name}"]
     return shlex.join(["python", *words, *sys.argv[1:]])

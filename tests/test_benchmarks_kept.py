@@ -22,7 +22,7 @@ def test_every_kept_table_is_on_a_page_and_says_where_it_is_from():
     assert shown == {path.stem for path in kept.KEPT.glob("*.json")}
     for name in shown:
         found, table = kept.read(name)
-        assert found["command"].startswith("python ")
+        assert found["command"].startswith(("python ", "sphere bench "))
         assert f"{name}.json" in found["command"]
         assert "cores" in found["device"]
         assert {len(row) for row in table.rows} == {len(table.columns)}

@@ -24,6 +24,7 @@ from sphere.experiments.verdicts import VERDICTS, Judged, decide, gap_closed, ju
 from sphere.report.paper import Printed
 from sphere.report.statistics import Interval
 from sphere.report.tables import Measured, Table
+from sphere.storage import checksums
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "docs" / "results"
@@ -144,6 +145,16 @@ def test_records_are_told_by_their_settings(records, results):
     assert {run.method for run in one.found.loaded.runs} == {"PPO", "Top-K MoE", "SPHERE"}
     short = results["humanoidbench-rl"]  # its records have three of the ten million steps
     assert (short.paths, short.repeats, short.found) == ([], [], None)
+
+
+def test_every_kept_run_has_checksums_that_hold():
+    runs = [path.parent for path in sorted((ROOT / "results").rglob("config.json"))]
+    assert runs
+    for run in runs:
+        notes: list[str] = []
+        sums = checksums.recorded(run, notes)
+        assert set(sums) >= set(checksums.RECORDS), run
+        assert notes + checksums.changed(run, {name: (run / name).read_bytes() for name in sums}, sums) == []
 
 
 def test_no_pages_are_made_of_records_that_were_changed(tmp_path):

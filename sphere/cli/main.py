@@ -81,7 +81,7 @@ def assets(arguments: list[str]) -> None:
 
 def bench(arguments: list[str]) -> None:
     root = Path(__file__).resolve().parents[2]
-    known = sorted(p.stem for p in (root / "benchmarks").glob("*.py") if p.stem not in ("__init__", "timing"))
+    known = sorted(p.stem for p in (root / "benchmarks").glob("*.py") if p.stem not in ("__init__", "kept", "timing"))
     if not known:
         raise UserError("the benchmarks are part of the source checkout; clone it and run sphere bench there")
     if not arguments or arguments[0] in ("-h", "--help"):
