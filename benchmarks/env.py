@@ -211,7 +211,7 @@ def speed(
     unit = "second of core time" if core_time else "second"
     by = "workers by default" if workers is None else f"{workers} workers"
     print(f"{envs} environments, {by}, {len(os.sched_getaffinity(0))} cores; steps per {unit}")
-    rates = dict.fromkeys(("step by step", "in pieces", "package", "physics"), ",.0f")
+    rates = dict.fromkeys(("by step", "pieces", "package", "physics"), ",.0f")
     table = kept.Table({"task": ""} | rates | dict.fromkeys(RATIOS, ".2f"))
     for task in tasks:
         stepped, pieces, package, bare = compare(suite, task, envs, workers, seconds, rounds, core_time)

@@ -30,7 +30,7 @@ from sphere.presets import preset
 
 STEPS = 4
 """Minibatches of CIFAR-100 in a round, instead of an epoch's 20."""
-COLUMNS = ("here, s", "PyTorch, s", "times", "here, processor s", "PyTorch, processor s", "processor times")
+COLUMNS = ("here, s", "PyTorch, s", "times", "here, CPU s", "PyTorch, CPU s", "CPU times")
 
 
 class Cost(NamedTuple):
@@ -109,7 +109,7 @@ def main() -> None:
     args = parser.parse_args()
     machine = f"{device()}; torch {torch.__version__} with {torch.get_num_threads()} threads"
     print(machine, flush=True)
-    table = kept.Table({"preset": "", "seeds": "d"} | dict.fromkeys(COLUMNS, ".2f") | {"accuracy differs by": ".3f"})
+    table = kept.Table({"preset": "", "seeds": "d"} | dict.fromkeys(COLUMNS, ".2f") | {"differs by": ".3f"})
     for name in args.presets:
         table.add(name, args.seeds, *compare(name, args.seeds, args.tests, args.rounds))
     kept.keep(table, args.keep, machine)

@@ -41,10 +41,10 @@ ON_CPU = jax.default_backend() == "cpu"
 MANY = 100  # experts from which a CPU gets less to do: Adam alone then moves gigabytes per minibatch
 RHO = 0.1
 COLUMNS = {"E": "d", "N": "d", "fleet": ""} | dict.fromkeys(
-    ("no penalty", "penalty", "no penalty, per run", "penalty, per run"), ".3f"
+    ("none", "penalty", "none, a run", "penalty, a run"), ".3f"
 )
-COLUMNS |= {"penalty / none": ".2f", "faster than calls, no penalty": ".1f", "with penalty": ".1f"}
-"""Milliseconds per minibatch of the whole fleet and of a run, and ratios."""
+COLUMNS |= {"penalty / none": ".2f", "calls / none": ".1f", "calls / penalty": ".1f"}
+"""Milliseconds per minibatch of the whole fleet and of a run, and ratios; calls: as often as there are runs."""
 
 
 Config = PPO | TD3
