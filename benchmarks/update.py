@@ -40,9 +40,7 @@ REMEMBERED = 100_000  # transitions: too many for a cache, as in training
 ON_CPU = jax.default_backend() == "cpu"
 MANY = 100  # experts from which a CPU gets less to do: Adam alone then moves gigabytes per minibatch
 RHO = 0.1
-COLUMNS = {"E": "d", "N": "d", "fleet": ""} | dict.fromkeys(
-    ("none", "penalty", "none, a run", "penalty, a run"), ".3f"
-)
+COLUMNS = {"E": "d", "N": "d", "fleet": ""} | dict.fromkeys(("none", "penalty", "none, a run", "penalty, a run"), ".3f")
 COLUMNS |= {"penalty / none": ".2f", "calls / none": ".1f", "calls / penalty": ".1f"}
 """Milliseconds per minibatch of the whole fleet and of a run, and ratios; calls: as often as there are runs."""
 
