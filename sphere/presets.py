@@ -151,6 +151,7 @@ _CIFAR100_VIT = dataclasses.replace(
         methods=(Sphere(rows=1024),),
     ),
     evaluation=Evaluation(heldout=32),
+    checkpoint_every=50,  # of 1.6 GB for each run
 )
 
 _NEWSGROUPS = FleetConfig(

@@ -22,7 +22,7 @@ from sphere.nets import (
     widened,
     zero_taps,
 )
-from sphere.nets.dispatch import grouped
+from sphere.nets.dispatch import by_product, grouped, of_owners
 from sphere.nets.moe import pick_compute
 from sphere.variants import feature_blocks
 
@@ -63,7 +63,7 @@ def test_grouped_equals_dense_in_outputs_gradients_and_phi(kind, n):
 
 def test_experts_in_a_loop_equal_dense_in_all_that_a_trace_has(monkeypatch):
     """Gradients come through outputs, features and layers, or through outputs alone."""
-    monkeypatch.setattr(moe, "LOOP_BLOCK", 2)
+    monkeypatch.setattr(moe, "LARGE_BLOCK", 2)
     x = states()
 
     def all_of(net):
@@ -163,10 +163,42 @@ def test_grouped_dispatch_keeps_every_token_and_drops_unused_slots():
                 assert owner[i, s] == block
 
 
+def test_copies_by_a_product_are_the_copies_and_have_their_gradient():
+    """What a GPU's gradient goes through (`by_product`), against copies made one by one."""
+    rng = np.random.default_rng(0)
+    leaf, weight = (jnp.asarray(rng.normal(size=(n, 3, 2))) for n in (5, 7))
+    owner = jnp.array([0, 0, 0, 1, 3, 3, 4])  # nobody owns 2
+
+    def pulled(copies):
+        return jax.grad(lambda leaf: jnp.sum(weight * copies(leaf, owner)))(leaf)
+
+    np.testing.assert_array_equal(by_product(leaf, owner), leaf[owner])
+    wanted = np.zeros_like(leaf)
+    np.add.at(wanted, owner, weight)
+    np.testing.assert_allclose(pulled(by_product), wanted, atol=1e-14)
+    np.testing.assert_allclose(pulled(of_owners), wanted, atol=1e-14)
+
+
+def test_grouped_on_a_gpu_has_the_outputs_and_gradients_of_dense(monkeypatch):
+    x = states(33)
+
+    def found(compute):
+        net = network("top-k", compute=compute)
+        return jax.value_and_grad(lambda net: jnp.sum(jnp.square(net(x)[0])))(net)
+
+    dense = found("dense")
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    grouped = found("grouped")
+    for one, two in zip(jax.tree.leaves(grouped), jax.tree.leaves(dense), strict=True):
+        np.testing.assert_allclose(one, two, atol=1e-11)
+
+
 @pytest.mark.parametrize(("backend", "minibatch"), [("cpu", "grouped"), ("gpu", "dense")])
 def test_auto_groups_only_where_dense_wastes_much(backend, minibatch, monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
-    assert pick_compute(num_experts=1000, tokens=128, n=64, width=256) == minibatch
+    assert pick_compute(num_experts=100, tokens=128, n=64, width=256) == minibatch
+    assert pick_compute(num_experts=8, tokens=12_800, n=12_800, width=1024) == "grouped"  # texts of a minibatch
+    assert pick_compute(num_experts=128, tokens=16_000, n=8_000, width=256) == "grouped"  # a ViT's patches
     assert pick_compute(num_experts=10, tokens=640, n=64, width=256) == "dense"
     # a whole rollout: 16 GB of features per layer, were it dense
     assert pick_compute(num_experts=1000, tokens=2 * 16_384, n=16_384, width=256) == "grouped"

@@ -35,7 +35,7 @@ FORMS = [("text", 2, "chosen"), ("text", 1, "chosen"), ("text", 1, "all"), ("ima
 def test_many_tokens_go_through_loops_on_a_cpu(monkeypatch):
     """Otherwise what `loops` tests would be something else."""
     assert not moe.loops(EXPERTS, 4 * 2 * LENGTH)
-    monkeypatch.setattr(moe, "LOOP_BLOCK", 2)
+    monkeypatch.setattr(moe, "LARGE_BLOCK", 2)
     assert moe.loops(EXPERTS, 4 * LENGTH)
 
 
@@ -53,7 +53,7 @@ def with_ties(net):
 def compute(request, monkeypatch):
     """`loops`: as a CPU computes many tokens, here with few."""
     if request.param == "loops":
-        monkeypatch.setattr(moe, "LOOP_BLOCK", 2)
+        monkeypatch.setattr(moe, "LARGE_BLOCK", 2)
         monkeypatch.setattr(transformer, "SHORT", 2)
     return "dense" if request.param == "dense" else "grouped"
 

@@ -68,6 +68,29 @@ def block_size(tokens: int, num_experts: int, most: int = 32) -> int:
     return size
 
 
+@jax.custom_jvp
+def of_owners(leaf: Array, owner: Int[Array, " blocks"]) -> Array:
+    """leaf[owner], for sorted owners. On a GPU the gradient is summed over copies by a product: adding them up one by
+    one in a fixed order takes many passes over all of them."""
+    return leaf.at[owner].get(indices_are_sorted=True)
+
+
+@of_owners.defjvp
+def _of_owners_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Any]) -> tuple[Array, Array]:
+    (leaf, owner), (change, _) = primals, tangents
+    copies = of_owners(leaf, owner)
+    if jax.default_backend() == "cpu":
+        return copies, change.at[owner].get(indices_are_sorted=True)
+    return copies, by_product(change, owner)
+
+
+def by_product(leaf: Array, owner: Int[Array, " blocks"]) -> Array:
+    """leaf[owner] as a product with rows of one 1 each, in full float32."""
+    hot = jax.nn.one_hot(owner, len(leaf), dtype=leaf.dtype)
+    rows = jnp.matmul(hot, leaf.reshape(len(leaf), -1), precision=jax.lax.Precision.HIGHEST)
+    return rows.reshape(len(owner), *leaf.shape[1:])
+
+
 def grouped(expert: Int[Array, "n slots"], num_experts: int, max_tokens: int, most: int = 32) -> Dispatch:
     """`expert` names the expert of each slot, `num_experts` for a slot that is not used; at most `max_tokens` are.
     `most`: rows of a block."""
@@ -90,24 +113,23 @@ def grouped(expert: Int[Array, "n slots"], num_experts: int, max_tokens: int, mo
     block_expert = jnp.sum(end[None, :] <= jnp.arange(blocks, dtype=jnp.int32)[:, None], axis=1)
     block_expert = jnp.minimum(block_expert, num_experts - 1)  # blocks left over hold zeros
 
+    # Both ways every token has a row of its own. That is said: gradients are then written, not added up in some order,
+    # which a GPU that has to give the same bits twice would do by sorting.
     def to_bank(v: Array) -> Array:
-        rows = jnp.take(v.reshape(n * slots, -1), token, axis=0, mode="fill", fill_value=0)
+        rows = jnp.take(v.reshape(n * slots, -1), token, axis=0, mode="fill", fill_value=0, unique_indices=True)
         return rows.reshape(blocks, size, -1)
 
     def to_slots(v: Array) -> Array:
-        rows = jnp.take(v.reshape(blocks * size, -1), row, axis=0, mode="fill", fill_value=0)
+        rows = jnp.take(v.reshape(blocks * size, -1), row, axis=0, mode="fill", fill_value=0, unique_indices=True)
         return rows.reshape(n, slots, -1)
 
     def enter(x: Array) -> Array:
-        if x.ndim == 3:
-            return to_bank(x)
-        rows = jnp.take(x, token // slots, axis=0, mode="fill", fill_value=0)
-        return rows.reshape(blocks, size, -1)
+        return to_bank(x if x.ndim == 3 else jnp.broadcast_to(x[:, None], (n, slots, x.shape[1])))
 
     def copies(leaf: Array) -> Array:
         # in the order in which gradients arise: no compiler moves a transposition through the sum over copies
         each = jax.vmap(transpose_kernel)
-        return each(each(leaf).at[block_expert].get(indices_are_sorted=True))
+        return each(of_owners(each(leaf), block_expert))
 
     def parameters(experts: Any) -> Any:
         return jax.tree.map(copies, experts)

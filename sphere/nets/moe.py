@@ -21,23 +21,21 @@ Compute = Literal["auto", "dense", "grouped"]
 def pick_compute(num_experts: int, tokens: int, n: int, width: int) -> str:
     """Dense unless it wastes more than the sorting costs (figures: docs/performance.md).
 
-    On a GPU products cost little beside reading all parameters, which an update does anyway, and the gradient of copied
-    parameters is a sum over copies, slow in a fixed order. So only features that would not fit are worth grouping
-    there.
+    On a GPU products cost little beside reading all parameters, which an update does anyway; copies of parameters and
+    sorting pay only for the many tokens of a Transformer.
     """
     waste = num_experts * n / max(tokens, 1)
-    if jax.default_backend() == "cpu":
-        return "grouped" if waste >= 2.5 and n * num_experts * width >= 2**18 else "dense"
-    return "grouped" if waste >= 2.5 and n * num_experts * width >= 2**28 else "dense"
+    least = 2**18 if jax.default_backend() == "cpu" else 2**24
+    return "grouped" if waste >= 2.5 and n * num_experts * width >= least else "dense"
 
 
-LOOP_BLOCK = 128
-"""Rows of a block where blocks go through a loop: enough for products at full speed."""
+LARGE_BLOCK = 128
+"""Rows of a block where blocks go through a loop, and on a GPU: enough for products at full speed."""
 
 
 def loops(num_experts: int, tokens: int) -> bool:
     """Whether grouped tokens go through a loop: on a CPU, where every expert may expect several blocks."""
-    return jax.default_backend() == "cpu" and tokens >= 4 * LOOP_BLOCK * num_experts
+    return jax.default_backend() == "cpu" and tokens >= 4 * LARGE_BLOCK * num_experts
 
 
 class MoE(eqx.Module):
@@ -109,7 +107,8 @@ class MoE(eqx.Module):
             weight, aligned = routing.gate, True
             expert = jnp.broadcast_to(jnp.arange(self.num_experts), weight.shape)
         else:
-            route = dispatch.grouped(expert, self.num_experts, tokens, LOOP_BLOCK if loop else 32)
+            most = LARGE_BLOCK if loop or jax.default_backend() != "cpu" else 32
+            route = dispatch.grouped(expert, self.num_experts, tokens, most)
         complete = aligned and (how == "dense" or tokens == x.shape[0] * self.num_experts)
         owner = None if aligned else expert
         record = recorder.part("expert", owner, route.to_slots, route.to_bank)
