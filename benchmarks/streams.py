@@ -1,7 +1,7 @@
 """Streams of labelled tasks against a PyTorch loop: `python -m benchmarks.streams`.
 
 The networks of the presets `newsgroups` and `cifar100-mlp` without a method, five seeds: as a fleet here, and one seed
-after the other in PyTorch with the same parameters on the same data (`pytorch/streams.py`). A round is what a task
+after the other in PyTorch with the same parameters on the same data (`pytorch/streams.py`), on the same device. A round is what a task
 costs: training on it (of CIFAR-100 a part of an epoch) and evaluation on its test examples. Both sides take turns; the
 best of several rounds counts, compiling excluded. Seconds are those of the wall; processor seconds, which others on
 the machine change less, stand beside them.
@@ -107,7 +107,12 @@ def main() -> None:
     parser.add_argument("--presets", nargs="+", default=["newsgroups", "cifar100-mlp"])
     kept.add_option(parser)
     args = parser.parse_args()
-    machine = f"{device()}; torch {torch.__version__} with {torch.get_num_threads()} threads"
+    where = f"with {torch.get_num_threads()} threads"
+    if torch.cuda.is_available() and jax.default_backend() == "gpu":
+        torch.set_default_device("cuda")
+        torch.set_float32_matmul_precision("high")  # TF32, as jax has by default
+        where = "on the same GPU, TF32"
+    machine = f"{device()}; torch {torch.__version__} {where}"
     print(machine, flush=True)
     table = kept.Table({"preset": "", "seeds": "d"} | dict.fromkeys(COLUMNS, ".2f") | {"differs by": ".3f"})
     for name in args.presets:
