@@ -31,8 +31,8 @@ PACKAGES = """
 """.split()
 """What `sphere` and its suites import, without jax, numpy and scipy."""
 
-WARP_PACKAGES = ["mujoco==3.17.0", "mujoco-mjx==3.17.0", "warp-lang==1.18.0", "trimesh"]
-"""Of the extra `warp`, what the other folder lacks."""
+WARP_PACKAGES = ["mujoco==3.17.0", "mujoco-mjx==3.17.0", "mujoco-warp==3.17.0", "warp-lang==1.18.0", "trimesh"]
+"""Of the extra `warp`, what the other folder lacks, and what draws pixels."""
 
 TEST_PACKAGES = """
     beartype contourpy cycler execnet fonttools grpcio hypothesis iniconfig joblib kiwisolver markdown markupsafe
@@ -56,7 +56,8 @@ UNUSED = (
 WARP_UNUSED = (
     "bin", "*.dist-info/RECORD", "**/__pycache__", "mujoco/include", "mujoco/experimental", "mujoco/plugin",
     "mujoco/sample", "mujoco/simulate", "mujoco/bin", "mujoco/mjx/test_data", "mujoco/mjx/integration_test",
-    "warp/bin/warp-clang.so", "warp/examples", "warp/tests",
+    "mujoco/mjx/warp/*_test.py", "mujoco_warp/test_data", "mujoco_warp/_src/*_test.py", "warp/bin/warp-clang.so",
+    "warp/examples", "warp/tests",
 )  # fmt: skip
 
 
