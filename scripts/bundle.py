@@ -19,6 +19,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gpu_programs
+
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT = 60 * 2**20
 PART = 50 * 2**20
@@ -110,10 +112,12 @@ def emptied(folder: Path, sign: str) -> Path:
     return folder
 
 
-def warp(folder: Path, python: str) -> None:
+def warp(folder: Path, python: str, architecture: int | None) -> None:
     """What GPU simulators need, and an archive of it in parts."""
     install(emptied(folder, "warp"), python, WARP_PACKAGES)
     remove(folder, WARP_UNUSED)
+    if architecture is not None:
+        gpu_programs.keep(folder / "warp" / "bin" / "warp.so", architecture)
     archive = Path(shutil.make_archive(str(folder), "xztar", folder.parent, folder.name))
     for old in archive.parent.glob(f"{archive.name}.*"):
         old.unlink()
@@ -132,9 +136,10 @@ def main() -> None:
         "--tests", action="store_true", help="also what the tests need: python3 -m pytest in a checkout"
     )
     parser.add_argument("--warp", action="store_true", help="also what GPU simulators need, in a folder beside it")
+    parser.add_argument("--arch", type=int, help="only for this GPU, half as large; 90: H100, H200")
     options = parser.parse_args()
     if options.warp:
-        warp(options.out.with_name(f"{options.out.name}-warp"), options.python)
+        warp(options.out.with_name(f"{options.out.name}-warp"), options.python, options.arch)
     install(emptied(options.out, "sphere"), options.python, PACKAGES + (TEST_PACKAGES if options.tests else []))
     keep_only_models_of(TASKS, options.out / "metaworld")
     remove(options.out, UNUSED)

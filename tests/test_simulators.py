@@ -200,6 +200,9 @@ def test_the_versions_are_those_of_the_extras():
 def test_where_workers_find_their_mujoco(own, monkeypatch, tmp_path):
     assert worker_path.folder() == own
     assert worker_path.mujoco_version() == "3.3.0"
+    for suite in ("metaworld", "metaworld-pixels", "humanoidbench"):
+        assert worker_path.first(envs.suite(suite)) == [str(own)], "its workers have this MuJoCo"
+    assert worker_path.first(envs.suite("probe")) == []
     monkeypatch.setenv(worker_path.VARIABLE, "")
     assert worker_path.folder() is None
     monkeypatch.delenv(worker_path.VARIABLE)
