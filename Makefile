@@ -78,7 +78,7 @@ package: $(LINT)
 # With WARP=1 also what GPU simulators need, in parts: cat bundle-warp.tar.xz.* | tar xJ
 #   SPHERE_WORKER_PATH=bundle PYTHONPATH=bundle-warp:bundle python3 -m sphere train --preset humanoidbench-crl-released
 bundle: $(READY)
-	$(RUN) scripts/bundle.py --python $(PY) $(if $(TESTS),--tests) $(if $(WARP),--warp)
+	$(RUN) scripts/bundle.py --python $(PY) $(if $(TESTS),--tests) $(if $(WARP),--warp) $(if $(ARCH),--arch $(ARCH))
 
 # The documentation, into site/: open site/index.html. A warning is an error.
 docs: $(DOCS)

@@ -7,11 +7,14 @@ CPU, and as it was recorded under MuJoCo 3.3.0. Quantiles over states of the lar
 """
 
 import argparse
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from benchmarks import kept
+from benchmarks.timing import count
 from sphere.cli.verify import GOLDEN
 from sphere.envs import humanoidbench_mjx as h1_mjx
 from sphere.envs.humanoidbench import FRAME_SKIP, TASKS, control_range, model_of, simulator
@@ -19,6 +22,9 @@ from sphere.envs.humanoidbench_verify import load
 from sphere.errors import UserError
 
 QUANTILES = (0.5, 0.9, 0.99, 1.0)
+APART = {f"{name}, {q:.0%}": ".1e" for name in ("qpos", "qvel") for q in QUANTILES}
+COMPARED = {"task": "", "steps": ",d", "between": ""} | APART
+TWICE = {"task": "", "states": ",d", "actions": "d", "equal": ".1%", "largest difference": ".1e", "seconds": ".1f"}
 
 
 def recorded(task: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -60,42 +66,44 @@ def by_warp(model: Any, states: np.ndarray, control: np.ndarray, device: str, ac
         return np.concatenate([data.qpos.numpy(), data.qvel.numpy()], axis=1).astype(np.float64)
 
 
-def compared(task: str, device: str, most: int) -> None:
+def started(task: str, most: int) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray]:
+    """The model, recorded states, the controls given there, and the states after them; `most`: spread over all."""
     model = h1_mjx.prepared(model_of(task))
-    states, actions, after = (rows[:most] for rows in recorded(task))
+    found = recorded(task)
+    rows = np.linspace(0, len(found[0]) - 1, min(most, len(found[0]))).astype(int)
+    states, actions, after = (one[rows] for one in found)
     low, size = control_range(model)
-    control = (actions.astype(np.float32) + 1) / 2 * size + low
+    return model, states, (actions.astype(np.float32) + 1) / 2 * size + low, after
+
+
+def compared(table: kept.Table, task: str, device: str, most: int) -> None:
+    model, states, control, after = started(task, most)
     cpu, gpu = on_cpu(model, states, control), by_warp(model, states, control, device)
     pairs = (("Warp, this CPU", gpu, cpu), ("Warp, 3.3.0", gpu, after), ("this CPU, 3.3.0", cpu, after))
     for name, one, other in pairs:
         apart = np.abs(one - other)
-        columns = [
-            *np.quantile(apart[:, : model.nq].max(axis=1), QUANTILES),
-            *np.quantile(apart[:, model.nq :].max(axis=1), QUANTILES),
-        ]
-        print(f"{task:<6} {len(states):>5} {name:<16}" + "".join(f" {value:>8.1e}" for value in columns), flush=True)
+        parts = (apart[:, : model.nq], apart[:, model.nq :])
+        table.add(task, len(states), name, *(float(q) for p in parts for q in np.quantile(p.max(axis=1), QUANTILES)))
 
 
-def twice(task: str, device: str, most: int, actions: int = 20) -> None:
-    """Several actions from the same states, in two goes: equal bits, or how far apart."""
-    model = h1_mjx.prepared(model_of(task))
-    states, given, _ = (rows[:most] for rows in recorded(task))
-    low, size = control_range(model)
-    control = (given.astype(np.float32) + 1) / 2 * size + low
-    one, two = (by_warp(model, states, control, device, actions) for _ in range(2))
-    apart = np.abs(one - two)
-    same = (apart == 0).all(axis=1).mean()
-    print(
-        f"{task:<6} {len(states):>5} {actions} actions twice: {same:.1%} equal, largest {apart.max():.1e}", flush=True
-    )
+def twice(table: kept.Table, task: str, device: str, most: int, actions: int) -> None:
+    """Several actions from the same states, in two goes: equal bits, or how far apart. Seconds are of the second."""
+    model, states, control, _ = started(task, most)
+    one = by_warp(model, states, control, device, actions)
+    start = time.perf_counter()
+    apart = np.abs(one - by_warp(model, states, control, device, actions))
+    same = float((apart == 0).all(axis=1).mean())
+    table.add(task, len(states), actions, same, float(apart.max()), time.perf_counter() - start)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=TASKS)
-    parser.add_argument("--states", type=int, default=10**9, help="at most so many of a task; default: all")
+    parser.add_argument("--states", type=count, default=10**9, help="at most so many of a task; default: all")
     parser.add_argument("--device", help="Warp's name of it; default: cuda:0, without one cpu")
-    parser.add_argument("--twice", action="store_true", help="instead: are twenty actions the same bits every time?")
+    parser.add_argument("--twice", action="store_true", help="instead: are several actions the same bits every time?")
+    parser.add_argument("--actions", type=count, default=20, help="with --twice: so many one after the other")
+    kept.add_option(parser)
     options = parser.parse_args(arguments)
     try:
         h1_mjx.check_installed()
@@ -104,16 +112,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     import warp
 
     device = options.device or ("cuda:0" if warp.is_cuda_available() else "cpu")
-    where = warp.get_device(device).name
-    print(f"mujoco {simulator().__version__}, warp {warp.__version__} on {where}")
-    if options.twice:
-        for task in options.tasks:
-            twice(task, device, options.states)
-        return
-    head = "".join(f" {f'{name} {q:.0%}':>8}" for name in ("qpos", "qvel") for q in QUANTILES)
-    print(f"{'task':<6} {'steps':>5} {'between':<16}{head}")
+    where = f"mujoco {simulator().__version__}, warp {warp.__version__} on {warp.get_device(device).name}"
+    print(where)
+    table = kept.Table(TWICE if options.twice else COMPARED)
     for task in options.tasks:
-        compared(task, device, options.states)
+        if options.twice:
+            twice(table, task, device, options.states, options.actions)
+        else:
+            compared(table, task, device, options.states)
+        kept.keep(table, options.keep, where)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from typing import Any
 
 import jax
 
+from benchmarks import kept
 from benchmarks.timing import count, device
 from sphere.errors import UserError
 from sphere.presets import PRESETS, preset
@@ -26,6 +27,11 @@ from sphere.training.fleet import Fleet
 from sphere.training.group import Group
 from sphere.training.progress import plural
 from sphere.training.settings import FleetConfig
+
+COLUMNS = {"simulators": "", "runs": "d", "steps per iteration": ",d", "collecting alone, s": ".3f"}
+COLUMNS |= {"evaluation, s": ".3f", "all together, s": ".3f", "steps/s": ",.0f", "before the clock, s": ".0f"}
+"""Seconds per iteration. Collecting: group by group. Evaluation: with diagnostics, as often as training has it. Before
+the clock: compiling, Warp's kernels too, and two iterations."""
 
 
 def seconds(function: Callable[[], Any]) -> float:
@@ -41,25 +47,24 @@ def iterations(fleet: Fleet, count: int) -> None:
     jax.block_until_ready([group.state for group in fleet.groups])
 
 
-def measure(config: FleetConfig, count: int) -> dict[str, float]:
-    """Seconds per iteration: all that training does, and parts of it alone."""
+def measure(config: FleetConfig, count: int, evaluated: bool = True) -> tuple[float, float | None, float, float]:
+    """Seconds: of an iteration's collecting, of its share of evaluation, of all that training does; and until then."""
+    begun = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         fleet = Fleet(config, Path(folder))
         try:
             fleet.begin_task()
             iterations(fleet, 2)
-            fleet.each(Group.evaluate, fleet.task)
+            if evaluated:
+                fleet.each(Group.evaluate, fleet.task)
+            before = time.perf_counter() - begun
             collect = sum(seconds(partial(_collect, group, fleet)) for group in fleet.groups)
-            evaluate = seconds(lambda: fleet.each(Group.evaluate, fleet.task))
+            evaluate = seconds(lambda: fleet.each(Group.evaluate, fleet.task)) if evaluated else None
             together = seconds(lambda: iterations(fleet, count)) / count
         finally:
             fleet.close()
     share = len(config.evaluations()) / config.iterations_per_task  # as often as training evaluates
-    return {
-        "collecting alone, group by group": collect,
-        "evaluation and diagnostics alone": share * evaluate,
-        "all together": together,
-    }
+    return collect, None if evaluate is None else share * evaluate, together, before
 
 
 def _collect(group: Group, fleet: Fleet) -> Any:
@@ -76,7 +81,9 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=None)
     parser.add_argument("--simulator", nargs="+", choices=("cpu", "gpu"), default=["cpu"], help="default: cpu")
     parser.add_argument("--no-overlap", action="store_true", help="collect and learn in turns")
+    parser.add_argument("--no-evaluation", action="store_true", help="do not time it: on a GPU most of the wait")
     parser.add_argument("--fast", action="store_true", help="GPU kernels chosen by timing (deterministic=False)")
+    kept.add_option(parser)
     options = parser.parse_args()
     config = dataclasses.replace(
         preset(options.preset),
@@ -97,17 +104,14 @@ def main() -> None:
             arm.source.check_machine(arm.suite)  # before minutes of the first are spent
     except UserError as error:
         parser.error(str(error))
+    table = kept.Table(COLUMNS)
     for arm in arms:
-        report(arm, options.iterations or round(config.iterations_per_task / len(config.evaluations())))
-
-
-def report(config: FleetConfig, iterations: int) -> None:
-    parts = measure(config, iterations)
-    steps = len(config.runs) * config.iteration_steps
-    print(f"simulators: {config.source.simulator}")
-    for name, value in parts.items():
-        print(f"  {name:<34} {value:>8.3f} s per iteration")
-    print(f"  {steps:,} steps per iteration: {steps / parts['all together']:,.0f} steps/s end to end")
+        iterations_wanted = options.iterations or round(arm.iterations_per_task / len(arm.evaluations()))
+        collect, evaluate, together, before = measure(arm, iterations_wanted, not options.no_evaluation)
+        steps = len(arm.runs) * arm.iteration_steps
+        parts = (collect, evaluate, together, steps / together, before)
+        table.add(arm.source.simulator, len(arm.runs), steps, *parts)
+        kept.keep(table, options.keep, device())
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gpu_programs
+
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT = 60 * 2**20
 PART = 50 * 2**20
@@ -31,8 +33,8 @@ PACKAGES = """
 """.split()
 """What `sphere` and its suites import, without jax, numpy and scipy."""
 
-WARP_PACKAGES = ["mujoco==3.17.0", "mujoco-mjx==3.17.0", "warp-lang==1.18.0", "trimesh"]
-"""Of the extra `warp`, what the other folder lacks."""
+WARP_PACKAGES = ["mujoco==3.17.0", "mujoco-mjx==3.17.0", "mujoco-warp==3.17.0", "warp-lang==1.18.0", "trimesh"]
+"""Of the extra `warp`, what the other folder lacks, and what draws pixels."""
 
 TEST_PACKAGES = """
     beartype contourpy cycler execnet fonttools grpcio hypothesis iniconfig joblib kiwisolver markdown markupsafe
@@ -56,7 +58,8 @@ UNUSED = (
 WARP_UNUSED = (
     "bin", "*.dist-info/RECORD", "**/__pycache__", "mujoco/include", "mujoco/experimental", "mujoco/plugin",
     "mujoco/sample", "mujoco/simulate", "mujoco/bin", "mujoco/mjx/test_data", "mujoco/mjx/integration_test",
-    "warp/bin/warp-clang.so", "warp/examples", "warp/tests",
+    "mujoco/mjx/warp/*_test.py", "mujoco_warp/test_data", "mujoco_warp/_src/*_test.py", "warp/bin/warp-clang.so",
+    "warp/examples", "warp/tests",
 )  # fmt: skip
 
 
@@ -109,10 +112,12 @@ def emptied(folder: Path, sign: str) -> Path:
     return folder
 
 
-def warp(folder: Path, python: str) -> None:
+def warp(folder: Path, python: str, architecture: int | None) -> None:
     """What GPU simulators need, and an archive of it in parts."""
     install(emptied(folder, "warp"), python, WARP_PACKAGES)
     remove(folder, WARP_UNUSED)
+    if architecture is not None:
+        gpu_programs.keep(folder / "warp" / "bin" / "warp.so", architecture)
     archive = Path(shutil.make_archive(str(folder), "xztar", folder.parent, folder.name))
     for old in archive.parent.glob(f"{archive.name}.*"):
         old.unlink()
@@ -131,9 +136,10 @@ def main() -> None:
         "--tests", action="store_true", help="also what the tests need: python3 -m pytest in a checkout"
     )
     parser.add_argument("--warp", action="store_true", help="also what GPU simulators need, in a folder beside it")
+    parser.add_argument("--arch", type=int, help="only for this GPU, half as large; 90: H100, H200")
     options = parser.parse_args()
     if options.warp:
-        warp(options.out.with_name(f"{options.out.name}-warp"), options.python)
+        warp(options.out.with_name(f"{options.out.name}-warp"), options.python, options.arch)
     install(emptied(options.out, "sphere"), options.python, PACKAGES + (TEST_PACKAGES if options.tests else []))
     keep_only_models_of(TASKS, options.out / "metaworld")
     remove(options.out, UNUSED)

@@ -116,7 +116,7 @@ def test_strange_settings_are_refused():
         Environments(gpu_evaluation=True)
 
 
-def test_the_benchmark_measures_both_or_says_at_once_why_not(monkeypatch, capsys):
+def test_the_benchmark_measures_both_or_says_at_once_why_not(monkeypatch, tmp_path, capsys):
     words = ["train", "--preset", "probe-crl", "--seeds", "0", "--rho", "0", "--iterations", "1", "--workers", "0"]
     monkeypatch.setattr(sys, "argv", [*words, "--simulator", "cpu", "gpu"])
     with pytest.raises(SystemExit):
@@ -125,10 +125,17 @@ def test_the_benchmark_measures_both_or_says_at_once_why_not(monkeypatch, capsys
     assert "probe has no simulator on a GPU" in printed.err
     assert "steps/s" not in printed.out
     monkeypatch.setitem(registry.WORLDS, "probe", ReachWorlds)
+    kept = tmp_path / "kept.json"
+    sys.argv += ["--keep", str(kept)]
     benchmark.main()
     lines = capsys.readouterr().out.splitlines()
-    assert [line for line in lines if line.startswith("simulators")] == ["simulators: cpu", "simulators: gpu"]
-    assert sum("steps/s end to end" in line for line in lines) == 2
+    assert [line.split()[0] for line in lines[-3:]] == ["simulators", "cpu", "gpu"]
+    rows = [dict(zip(benchmark.COLUMNS, row, strict=True)) for row in read_json(kept)["rows"]]
+    assert all(row["steps/s"] == pytest.approx(row["steps per iteration"] / row["all together, s"]) for row in rows)
+    assert all(min(row["evaluation, s"], row["collecting alone, s"]) > 0 for row in rows)
+    sys.argv += ["--no-evaluation"]
+    benchmark.main()
+    assert [row[4] for row in read_json(kept)["rows"]] == [None, None]
 
 
 def test_a_policy_that_was_trained_on_a_gpu_is_evaluated_anywhere(monkeypatch, tmp_path, capsys):
@@ -193,6 +200,9 @@ def test_the_versions_are_those_of_the_extras():
 def test_where_workers_find_their_mujoco(own, monkeypatch, tmp_path):
     assert worker_path.folder() == own
     assert worker_path.mujoco_version() == "3.3.0"
+    for suite in ("metaworld", "metaworld-pixels", "humanoidbench"):
+        assert worker_path.first(envs.suite(suite)) == [str(own)], "its workers have this MuJoCo"
+    assert worker_path.first(envs.suite("probe")) == []
     monkeypatch.setenv(worker_path.VARIABLE, "")
     assert worker_path.folder() is None
     monkeypatch.delenv(worker_path.VARIABLE)

@@ -131,4 +131,6 @@ class Mjx:
         # Warp has the contacts of all worlds in one list
         hits = touching(self.places, own.contact__geom, own.contact__dist, own.contact__includemargin)
         hits &= jnp.arange(len(hits)) < own.nacon.reshape(())
-        return nobody.at[own.contact__worldid].max(hits)
+        # Whole numbers: of these a GPU knows that the order does not matter, and takes them all at once. Others it
+        # would take one after the other, thousands of them, because programs are compiled for the same bits every time.
+        return jnp.zeros(self.count, jnp.int32).at[own.contact__worldid].max(hits.astype(jnp.int32)) > 0

@@ -37,6 +37,7 @@ class MetaWorldPixels:
 
     tasks: ClassVar[tuple[str, ...]] = MetaWorld.tasks
     same_sizes: ClassVar[bool] = True
+    mujoco_version: ClassVar[str] = MetaWorld.mujoco_version
 
     def __init__(
         self,

@@ -119,20 +119,23 @@ class Drawing:
             samples_per_pixel=SAMPLES,
         )
         self.cameras = [self.data.cam_xpos.numpy(), self.data.cam_xmat.numpy()]
+        data = self.data
+        self.moved = (data.geom_xpos, data.geom_xmat, data.cam_xpos, data.cam_xmat, data.light_xpos, data.light_xdir)
+        self.shapes = [array.numpy().shape for array in self.moved]  # asked for once: a GPU would copy all for it
 
     def draw(self, poses: Any, pictures: Any) -> None:
         """From poses float32 [world, pose] to pictures uint8 [world, size, size, 4] in the order blue, green, red."""
         import numpy as np
 
-        data, worlds = self.data, self.worlds
+        worlds = self.worlds
         geom, turned, place, view, light, beam = np.split(poses, self.parts, axis=1)
         self.cameras[0][:, self.camera] = place
         self.cameras[1][:, self.camera] = view.reshape(worlds, 3, 3)
-        arrays = (data.geom_xpos, data.geom_xmat, data.cam_xpos, data.cam_xmat, data.light_xpos, data.light_xdir)
-        for array, value in zip(arrays, (geom, turned, *self.cameras, light, beam), strict=True):
-            array.assign(np.ascontiguousarray(value).reshape(array.numpy().shape))
-        self.mjw.refit_bvh(self.model, data, self.context)
-        self.mjw.render(self.model, data, self.context)
+        values = (geom, turned, *self.cameras, light, beam)
+        for array, shape, value in zip(self.moved, self.shapes, values, strict=True):
+            array.assign(np.ascontiguousarray(value).reshape(shape))
+        self.mjw.refit_bvh(self.model, self.data, self.context)
+        self.mjw.render(self.model, self.data, self.context)
         packed = self.context.rgb_data.numpy().view(np.uint8)
         pictures[:] = packed.reshape(worlds, self.size, self.size, 4)
 
