@@ -125,8 +125,9 @@ def test_blocks_equal_the_whole_matrix(n, k, width, experts, skew, entries):
     features, chosen = random_mixture(np.random.default_rng(n), n, k, width, experts, skew=skew)
     phi = phi_of(features, chosen, experts)
     tensor = torch.tensor(features, requires_grad=True)
-    got = blocks.routed_square(tensor, torch.tensor(chosen), experts, entries)
+    trace, got = blocks.routed_moments(tensor, torch.tensor(chosen), experts, entries)
     got.backward()
+    assert trace.item() == pytest.approx(np.sum(phi**2), rel=1e-12)
     assert got.item() == pytest.approx(np.sum((phi @ phi.T) ** 2), rel=1e-12)
     slope = (4 * phi @ phi.T @ phi).reshape(n, experts, width)  # d ||phi phi^T||^2 / d phi
     np.testing.assert_allclose(tensor.grad, slope[np.arange(n)[:, None], chosen], rtol=1e-10, atol=1e-12)
@@ -137,9 +138,11 @@ def test_an_expert_named_twice_in_a_row_counts_with_the_sum():
     features, chosen = rng.normal(size=(12, 3, 4)), rng.integers(0, 3, size=(12, 3))
     want = brute(phi_of(features, chosen, 3))
     for small in (penalty.SMALL, 0):
-        square = penalty._small if small else lambda f, e: blocks.routed_square(f, e, 3)
+        moments = penalty._small if small else lambda f, e: blocks.routed_moments(f, e, 3)
         phi = phi_of(features, chosen, 3)
-        assert square(torch.tensor(features), torch.tensor(chosen)).item() == pytest.approx(np.sum((phi @ phi.T) ** 2))
+        trace, square = moments(torch.tensor(features), torch.tensor(chosen))
+        assert trace.item() == pytest.approx(np.sum(phi**2))
+        assert square.item() == pytest.approx(np.sum((phi @ phi.T) ** 2))
     assert st.routed_penalty(torch.tensor(features), torch.tensor(chosen), 3).item() == pytest.approx(want, rel=1e-12)
 
 
@@ -174,6 +177,42 @@ def test_half_precision_is_float32_rounded(monkeypatch, dtype, small):
     (1e9 * got).backward()
     (1e9 * want).backward()
     assert torch.equal(half.grad, single.grad.to(dtype))
+
+
+@pytest.mark.parametrize("entries", [2**22, 500])
+def test_products_of_bfloat16_numbers_lose_nothing(monkeypatch, entries):
+    """What a GPU does, with its product taken on the CPU: weights in two parts, rows padded to sixteen."""
+    features, chosen = random_mixture(np.random.default_rng(9), 40, 2, 8, 6, skew=0.5)
+    half = torch.tensor(features, dtype=torch.bfloat16, requires_grad=True)
+    single = half.detach().float().requires_grad_()
+    want = blocks.routed_moments(single, torch.tensor(chosen), 6, entries)
+    monkeypatch.setattr(blocks, "stays_half", lambda _: True)
+    monkeypatch.setattr(blocks, "product", lambda a, b: a.float() @ b.float())
+    got = blocks.routed_moments(half, torch.tensor(chosen), 6, entries)
+    for mine, theirs in zip(got, want, strict=True):
+        assert mine.item() == pytest.approx(theirs.item(), rel=1e-6)
+    sum(got).backward()
+    sum(want).backward()
+    rounded = single.grad.bfloat16().float()
+    near = (single.grad - rounded).abs() + 1e-5 * single.grad.abs().max()
+    assert ((half.grad.float() - single.grad).abs() <= near).all()
+
+
+def test_few_programs_are_started():
+    """Each takes as long on a GPU as a small product, and every number that is read is a wait."""
+    started = []
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            started.extend([] if function.is_view else [function._schema.name])
+            return function(*args, **(kwargs or {}))
+
+    features, chosen = random_mixture(np.random.default_rng(10), 700, 2, 4, 128)
+    tensor = torch.tensor(features, requires_grad=True)
+    with Watch():
+        st.routed_penalty(tensor, torch.tensor(chosen), 128).backward()
+    assert started.count("aten::_local_scalar_dense") <= 2
+    assert len(started) < 80
 
 
 def test_memory_is_linear_in_tokens():
