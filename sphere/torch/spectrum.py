@@ -37,8 +37,8 @@ def effective_rank_spsd(matrix: Tensor) -> Tensor:
     # eps^(1/3), as in sphere.checks: what rounding, also that of TF32 products, explains
     if float(values.detach().min()) < -(torch.finfo(matrix.dtype).eps ** (1 / 3)) * float(values.detach().abs().max()):
         raise ValueError(
-            f"the eigenvalues of matrix reach down to {float(values.detach().min()) / factor:.3g}, wanted none below zero; "
-            "for a matrix that is no Gram matrix there is effective_rank"
+            f"the eigenvalues of matrix reach down to {float(values.detach().min()) / factor:.3g}, "
+            "wanted none below zero; for a matrix that is no Gram matrix there is effective_rank"
         )
     return _rank(values, matrix)
 
