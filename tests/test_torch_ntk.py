@@ -218,6 +218,10 @@ def test_chosen_parameters_and_outputs():
             "experts holds numbers from 5 to 5, wanted 0 to 3",
         ),
         (lambda m, x: st.routing_health(None, torch.zeros(0, 1).long(), 4), "with at least one row"),
+        (
+            lambda m, x: st.routing_health(x[:, None], torch.zeros(4, 1, dtype=int, device="meta"), 4),
+            "experts is on meta and features on cpu, wanted one device",
+        ),
     ],
 )
 def test_bad_input_is_told_in_a_sentence(call, sentence):
