@@ -1,5 +1,4 @@
-"""Nothing is left on the CPU where the features are on a GPU: told without one, by the device `meta`, whose tensors have
-no numbers."""
+"""Nothing is left on the CPU where the features are on a GPU: seen without one, on the device `meta`."""
 
 import contextlib
 
