@@ -1,7 +1,8 @@
 """What the penalty adds to a training step of one Mixtral-shaped block in PyTorch: python -m benchmarks.torch_penalty
 
-Experts 8 and 128, two chosen, 4,096 tokens, width 1,024, bfloat16 on a GPU. `--tokens 512 --width 64` for a small
-machine.
+Experts 8 and 128, two chosen, 4,096 tokens, width 1,024, bfloat16 on a GPU: milliseconds of a step, how many times the
+plain step, and its most memory; with fixed coefficient also at twice and four times the tokens. `--tokens 512 --width
+64` for a small machine.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import sphere.torch as st
+from benchmarks import kept
 
 
 class Block(nn.Module):
@@ -52,8 +54,8 @@ def step(block: Block, optimiser: torch.optim.Optimizer, x: Tensor, way: str, sa
     optimiser.step()
 
 
-def measure(block: Block, x: Tensor, way: str, samples: int | None, repeats: int) -> tuple[float, float]:
-    """Milliseconds of a step, the median, and the most memory in MB (GPU only)."""
+def measure(block: Block, x: Tensor, way: str, samples: int | None, repeats: int) -> tuple[float, float | None]:
+    """Milliseconds of a step, the median, and the most memory in MB (on a GPU alone)."""
     optimiser = torch.optim.AdamW(block.parameters(), lr=1e-5)
     gpu, times = x.is_cuda, []
     for repeat in range(repeats + 2):
@@ -66,28 +68,36 @@ def measure(block: Block, x: Tensor, way: str, samples: int | None, repeats: int
             torch.cuda.synchronize()
         if repeat >= 2:
             times.append(time.perf_counter() - start)
-    return 1e3 * sorted(times)[repeats // 2], torch.cuda.max_memory_allocated() / 1e6 if gpu else float("nan")
+    return 1e3 * sorted(times)[repeats // 2], torch.cuda.max_memory_allocated() / 1e6 if gpu else None
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     for name, value in (("tokens", 4096), ("width", 1024), ("repeats", 20)):
         parser.add_argument(f"--{name}", type=int, default=value)
+    kept.add_option(parser)
     given = parser.parse_args()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    print(f"{device}, {dtype}, {given.tokens} tokens, width {given.width}")
+    gpu = torch.cuda.is_available()
+    device, dtype = ("cuda", torch.bfloat16) if gpu else ("cpu", torch.float32)
+    name = f"{torch.cuda.get_device_name() if gpu else device}, PyTorch {torch.__version__}"
+    print(f"{name}: {dtype}, width {given.width}, two experts each\n")
+    columns = {"E": "d", "tokens": ",d", "way": "", "ms": ".2f", "times the plain step": ".2f"}
+    table = kept.Table(columns | {"MB": ",.0f", "MB more": ",.0f"})
+    every = ("fixed", None), ("fixed", given.tokens // 4), ("gradient-norm", None)
     for experts in (8, 128):
-        torch.manual_seed(0)
-        block = Block(experts, given.width).to(device, dtype)
-        x = torch.randn(given.tokens, given.width, device=device, dtype=dtype)
-        plain = measure(block, x, "none", None, given.repeats)
-        print(f"E {experts:3}  no penalty              {plain[0]:8.2f} ms  {plain[1]:8.0f} MB")
-        for way, samples in (("fixed", None), ("fixed", given.tokens // 4), ("gradient-norm", None)):
-            found = measure(block, x, way, samples, given.repeats)
-            label = f"{way}{'' if samples is None else f', {samples} rows'}"
-            more = f"+{100 * (found[0] / plain[0] - 1):.0f}%"
-            print(f"E {experts:3}  {label:22}  {found[0]:8.2f} ms  {found[1]:8.0f} MB  {more}")
+        for tokens, ways in ((given.tokens, every), (2 * given.tokens, every[:1]), (4 * given.tokens, every[:1])):
+            torch.manual_seed(0)
+            with torch.device(device):
+                block = Block(experts, given.width).to(dtype)
+            x = torch.randn(tokens, given.width, device=device, dtype=dtype)
+            plain, least = measure(block, x, "none", None, given.repeats)
+            table.add(experts, tokens, "no penalty", plain, 1.0, least, None)
+            for way, samples in ways:
+                found, most = measure(block, x, way, samples, given.repeats)
+                label = f"{way}{'' if samples is None else f', {samples:,} rows'}"
+                more = None if most is None or least is None else most - least
+                table.add(experts, tokens, label, found, found / plain, most, more)
+    kept.keep(table, given.keep, name)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import ctypes
 import gc
 import os
 import platform
+import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -61,6 +62,17 @@ LONGEST = (
     "test_td3_runs",
     "test_nets",
 )
+
+
+def pytest_generate_tests(metafunc):
+    """Tests of PyTorch with a `device` run on the CPU and on a GPU that is there, without TF32."""
+    if "device" in metafunc.fixturenames:
+        torch = sys.modules["torch"]  # their files import it, or are skipped before they come here
+        devices = ["cpu"]
+        if torch.cuda.is_available():
+            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+            devices.append("cuda")
+        metafunc.parametrize("device", devices)
 
 
 def pytest_collection_modifyitems(items):

@@ -17,10 +17,10 @@ def fresh_warning(monkeypatch):
     monkeypatch.setattr(strengths, "_warned", False)
 
 
-def problem(seed=0):
+def problem(seed=0, device="cpu"):
     torch.manual_seed(seed)
-    net = st.TopK(5, 3, experts=4, top_k=2, width=8, depth=2).double()
-    return net, torch.randn(20, 5).double(), torch.randn(20, 3).double()
+    net = st.TopK(5, 3, experts=4, top_k=2, width=8, depth=2).to(device, torch.float64)
+    return net, *(torch.randn(20, width).to(device, torch.float64) for width in (5, 3))
 
 
 def wanted(net, x, y, rho, **settings):
@@ -32,13 +32,13 @@ def wanted(net, x, y, rho, **settings):
 
 def same(net, want, rtol=1e-12):
     for p, g in zip(net.parameters(), want, strict=True):
-        np.testing.assert_allclose(p.grad, g, rtol=rtol, atol=1e-15)
+        np.testing.assert_allclose(p.grad.cpu(), g.cpu(), rtol=rtol, atol=1e-15)
 
 
 @pytest.mark.parametrize("order", ["zero first", "zero between"])
-def test_a_hooked_module_has_the_gradients_of_penalised_backward(order):
+def test_a_hooked_module_has_the_gradients_of_penalised_backward(order, device):
     """SB3 and rsl_rl clear gradients between forward and backward pass."""
-    net, x, y = problem()
+    net, x, y = problem(device=device)
     want, result = wanted(net, x, y, 0.2)
     attached = st.attach(net, 0.2)
     optimiser = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -82,8 +82,8 @@ def test_removed_it_leaves_the_plain_gradient():
     same(net, want)
 
 
-def test_gradients_accumulate():
-    net, x, y = problem()
+def test_gradients_accumulate(device):
+    net, x, y = problem(device=device)
     first, _ = wanted(net, x[:10], y[:10], 0.2)
     second, _ = wanted(net, x[10:], y[10:], 0.2)
     st.attach(net, 0.2)
@@ -92,8 +92,8 @@ def test_gradients_accumulate():
     same(net, [a + b for a, b in zip(first, second, strict=True)], rtol=1e-9)
 
 
-def test_two_calls_in_one_loss_have_one_coefficient_for_the_sum():
-    net, x, y = problem()
+def test_two_calls_in_one_loss_have_one_coefficient_for_the_sum(device):
+    net, x, y = problem(device=device)
     twin = copy.deepcopy(net)
     parts, terms = [], []
     for rows in (slice(0, 10), slice(10, 20)):
@@ -127,8 +127,8 @@ def test_parameters_are_penalised_where_the_loss_is_made():
     same(net, want)
 
 
-def test_a_fixed_coefficient_is_that_of_the_sum():
-    net, x, y = problem()
+def test_a_fixed_coefficient_is_that_of_the_sum(device):
+    net, x, y = problem(device=device)
     loss = (net(x) - y).square().mean()
     want = torch.autograd.grad(loss + 0.3 * st.routed_penalty(*net.mixture), list(net.parameters()))
     st.attach(net, 0.3, coefficient="fixed")

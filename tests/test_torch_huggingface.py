@@ -56,12 +56,12 @@ def make(name, dtype=torch.float32, seed=0):
     return transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
 
 
-def batch():
+def batch(device="cpu"):
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(0, 50, (2, 9), generator=generator)
     mask = torch.ones_like(ids)
     mask[1, 5:] = 0
-    return {"input_ids": ids, "attention_mask": mask}
+    return {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
 
 
 def banks(model):
@@ -70,8 +70,8 @@ def banks(model):
 
 @pytest.mark.parametrize("implementation", ["eager", "batched_mm", "grouped_mm"])
 @pytest.mark.parametrize("name", MODELS)
-def test_logits_are_unchanged_and_features_are_what_the_down_projection_gets(name, implementation):
-    model, inputs = make(name), batch()
+def test_logits_are_unchanged_and_features_are_what_the_down_projection_gets(name, implementation, device):
+    model, inputs = make(name).to(device), batch(device)
     model.set_experts_implementation(implementation)
     plain = model(**inputs).logits
     outputs = {}
@@ -88,7 +88,7 @@ def test_logits_are_unchanged_and_features_are_what_the_down_projection_gets(nam
         want = outputs[key][real]
         got = torch.einsum("nkw,nkwo->no", features, down[experts])
         if not block.has_bias:  # which would need the gate weights alone
-            np.testing.assert_allclose(got.detach(), want.detach(), rtol=1e-4, atol=1e-6)
+            np.testing.assert_allclose(got.detach().cpu(), want.detach().cpu(), rtol=1e-4, atol=1e-6)
     captured.remove()
     assert set(model.get_experts_implementation().values()) == {implementation}
     assert torch.equal(model(**inputs).logits, plain)
@@ -96,8 +96,8 @@ def test_logits_are_unchanged_and_features_are_what_the_down_projection_gets(nam
 
 @pytest.mark.parametrize("implementation", ["eager", "batched_mm", "grouped_mm"])
 @pytest.mark.parametrize("name", ["Mixtral", "DeepseekV3"])
-def test_gradients_of_the_penalty_are_those_of_features_computed_by_hand(name, implementation):
-    model, inputs = make(name), batch()
+def test_gradients_of_the_penalty_are_those_of_features_computed_by_hand(name, implementation, device):
+    model, inputs = make(name).to(device), batch(device)
     model.set_experts_implementation(implementation)
     captured, terms = st.capture(model), []
     real = inputs["attention_mask"].reshape(-1).bool()
@@ -106,7 +106,7 @@ def test_gradients_of_the_penalty_are_those_of_features_computed_by_hand(name, i
         hidden, chosen, weights = (argument[real] for argument in arguments)
         gate, up = torch.einsum("nd,nkwd->nkw", hidden, block.gate_up_proj[chosen]).chunk(2, dim=-1)
         features = weights[:, :, None] * block.act_fn(gate) * up
-        phi = torch.zeros(len(features), 4, features.shape[2])
+        phi = features.new_zeros(len(features), 4, features.shape[2])
         phi = phi.scatter_add(1, chosen[:, :, None].expand_as(features), features)
         terms.append(st.sphere_penalty(phi.reshape(len(phi), -1)))
 
@@ -121,7 +121,7 @@ def test_gradients_of_the_penalty_are_those_of_features_computed_by_hand(name, i
     largest = max(float(g.abs().max()) for g in want if g is not None)
     for left, right in zip(got, want, strict=True):
         if left is not None:
-            np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-5 * largest)
+            np.testing.assert_allclose(left.cpu(), right.cpu(), rtol=1e-4, atol=1e-5 * largest)
 
 
 def losses(model, captured, inputs):

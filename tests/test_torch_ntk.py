@@ -34,38 +34,39 @@ def matrices():
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("name", matrices())
-def test_effective_rank_equals_jax(x64, name, dtype):
+def test_effective_rank_equals_jax(x64, name, dtype, device):
     matrix = matrices()[name].astype(dtype)
     close = 1e-10 if dtype == "float64" else 1e-5
     want = sphere.effective_rank(jnp.asarray(matrix))
-    assert float(st.effective_rank(torch.tensor(matrix))) == pytest.approx(float(want), rel=close)
+    assert float(st.effective_rank(torch.tensor(matrix, device=device))) == pytest.approx(float(want), rel=close)
     gram = (matrix / np.abs(matrix).max()) @ (matrix / np.abs(matrix).max()).T
     want = spectrum.effective_rank_spsd(jnp.asarray(gram))
-    assert float(st.effective_rank_spsd(torch.tensor(gram))) == pytest.approx(float(want), rel=close)
+    assert float(st.effective_rank_spsd(torch.tensor(gram, device=device))) == pytest.approx(float(want), rel=close)
 
 
-def test_effective_rank_of_half_precision_is_that_of_float32():
-    matrix = torch.randn(9, 6, generator=torch.Generator().manual_seed(0)).bfloat16()
+def test_effective_rank_of_half_precision_is_that_of_float32(device):
+    matrix = torch.randn(9, 6, generator=torch.Generator().manual_seed(0)).to(device, torch.bfloat16)
     assert float(st.effective_rank(matrix)) == float(st.effective_rank(matrix.float()))
 
 
-def test_the_gradient_of_effective_rank_equals_jax(x64):
+def test_the_gradient_of_effective_rank_equals_jax(x64, device):
     matrix = np.random.default_rng(1).normal(size=(5, 4))
-    tensor = torch.tensor(matrix, requires_grad=True)
+    tensor = torch.tensor(matrix, device=device, requires_grad=True)
     st.effective_rank(tensor).backward()
-    np.testing.assert_allclose(tensor.grad, jax.grad(sphere.effective_rank)(jnp.asarray(matrix)), rtol=1e-9)
+    want = jax.grad(sphere.effective_rank)(jnp.asarray(matrix))
+    np.testing.assert_allclose(tensor.grad.cpu(), want, rtol=1e-9)
     assert torch.autograd.gradcheck(st.effective_rank, tensor)
 
 
-def test_a_zero_matrix_has_rank_zero():
-    assert float(st.effective_rank(torch.zeros(3, 3))) == 0
+def test_a_zero_matrix_has_rank_zero(device):
+    assert float(st.effective_rank(torch.zeros(3, 3, device=device))) == 0
 
 
-def twins(dtype, experts=5, top_k=2, width=7, depth=2):
+def twins(dtype, device="cpu", experts=5, top_k=2, width=7, depth=2):
     """The same Top-K mixture in JAX and in PyTorch."""
     config = nets.NetConfig(kind="top-k", experts=experts, top_k=top_k, width=width, depth=depth)
     net = nets.build(config, 6, 3, key=jax.random.key(0))
-    twin = st.TopK(6, 3, experts=experts, top_k=top_k, width=width, depth=depth).to(getattr(torch, dtype))
+    twin = st.TopK(6, 3, experts=experts, top_k=top_k, width=width, depth=depth).to(device, getattr(torch, dtype))
     rng = np.random.default_rng(2)  # biases too
     net = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), dtype) if leaf.ndim else leaf, net)
     with torch.no_grad():
@@ -77,28 +78,29 @@ def twins(dtype, experts=5, top_k=2, width=7, depth=2):
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_the_mixture_and_its_ntk_equal_jax(x64, dtype):
-    net, twin, x = twins(dtype)
+def test_the_mixture_and_its_ntk_equal_jax(x64, dtype, device):
+    net, twin, x = twins(dtype, device)
+    given = torch.tensor(x, device=device)
     close = 1e-10 if dtype == "float64" else 1e-5
     want = net(jnp.asarray(x))[0]
-    np.testing.assert_allclose(twin(torch.tensor(x)).detach(), want, rtol=close, atol=close * np.abs(want).max())
+    np.testing.assert_allclose(twin(given).detach().cpu(), want, rtol=close, atol=close * np.abs(want).max())
     kernel = np.asarray(ntk.gram(net, jnp.asarray(x)))
-    got = st.ntk_gram(twin, torch.tensor(x))
+    got = st.ntk_gram(twin, given).cpu()
     np.testing.assert_allclose(got, kernel, rtol=close, atol=close * kernel.max())
-    found = st.ntk_effective_rank(twin, torch.tensor(x))
+    found = st.ntk_effective_rank(twin, given)
     assert found.value == pytest.approx(float(ntk.effective_rank(net, jnp.asarray(x))), rel=close)
     assert (found.standard_error, found.method) == (0, "exact")
 
 
-def test_routing_health_equals_the_report_of_the_same_network(x64):
-    net, twin, x = twins("float64")
+def test_routing_health_equals_the_report_of_the_same_network(x64, device):
+    net, twin, x = twins("float64", device)
     want = diagnose(net, jnp.asarray(x))._asdict()
-    twin(torch.tensor(x))
+    twin(torch.tensor(x, device=device))
     got = st.routing_health(*twin.mixture)
     for name, value in got.numbers().items():
         assert value == pytest.approx(float(want[name]), rel=1e-9), name
-    load = np.bincount(twin.mixture.experts.reshape(-1).numpy(), minlength=5) / (16 * 2)
-    np.testing.assert_allclose(got.expert_load, load)
+    load = np.bincount(twin.mixture.experts.reshape(-1).cpu().numpy(), minlength=5) / (16 * 2)
+    np.testing.assert_allclose(got.expert_load.cpu(), load)
     assert got.numbers("mixture0/").keys() == {f"mixture0/{name}" for name in got._fields if name != "expert_load"}
 
 
@@ -117,16 +119,17 @@ def test_routing_health_of_choices_alone_and_of_one_expert():
     assert single.feature_rank == pytest.approx(1)
 
 
-def test_feature_rank_of_many_rows_is_that_of_some_of_them():
+def test_feature_rank_of_many_rows_is_that_of_some_of_them(device):
     rng = np.random.default_rng(3)
-    features, chosen = torch.tensor(rng.normal(size=(40, 2, 3))), torch.tensor(rng.integers(0, 4, (40, 2)))
+    features = torch.tensor(rng.normal(size=(40, 2, 3)), device=device)
+    chosen = torch.tensor(rng.integers(0, 4, (40, 2)), device=device)
     rows = torch.linspace(0, 39, 10).long()
     want = routing.feature_rank(features[rows], chosen[rows], 4, 10)
     assert st.routing_health(features, chosen, 4, samples=10).feature_rank == want
 
 
 @pytest.mark.parametrize("n", [20, 40, 512])
-def test_feature_rank_by_either_gram_is_that_of_phi(n):
+def test_feature_rank_by_either_gram_is_that_of_phi(n, device):
     """Few rows: sample Gram; many: feature Gram. Both against the eigenvalues of A = phi^T phi / n."""
     rng = np.random.default_rng(n)
     features, chosen = rng.normal(size=(n, 2, 8)), np.stack([rng.permutation(4)[:2] for _ in range(n)])
@@ -134,7 +137,7 @@ def test_feature_rank_by_either_gram_is_that_of_phi(n):
     np.put_along_axis(phi, chosen[:, :, None].repeat(8, axis=2), features, axis=1)
     values = np.linalg.svd(phi.reshape(n, -1), compute_uv=False) ** 2
     p = values[values > 0] / values.sum()
-    got = st.routing_health(torch.tensor(features), torch.tensor(chosen), 4).feature_rank
+    got = st.routing_health(torch.tensor(features, device=device), torch.tensor(chosen, device=device), 4).feature_rank
     assert got == pytest.approx(np.exp(-np.sum(p * np.log(p))), rel=1e-9)
 
 
@@ -150,8 +153,8 @@ def test_a_spectrum_that_does_not_converge_in_float32_is_taken_in_float64(monkey
     assert float(st.effective_rank_spsd(torch.eye(5))) == pytest.approx(5)
 
 
-def test_slq_equals_jax_on_the_same_probes(x64):
-    net, twin, x = twins("float64")
+def test_slq_equals_jax_on_the_same_probes(x64, device):
+    net, twin, x = twins("float64", device)
     key = jax.random.key(4)
     trained, rest = jax.tree.flatten(net)
 
@@ -159,21 +162,22 @@ def test_slq_equals_jax_on_the_same_probes(x64):
         return jax.tree.unflatten(rest, params)(x)[0]
 
     want = ntk.slq_effective_rank(function, trained, jnp.asarray(x), key, probes=6, depth=10, distribution="gaussian")
-    z = torch.tensor(np.array(jax.random.normal(key, (6, 16))))
-    outputs = torch_ntk._outputs(twin, torch.tensor(x), None)
+    z = torch.tensor(np.array(jax.random.normal(key, (6, 16))), device=device)
+    outputs = torch_ntk._outputs(twin, torch.tensor(x, device=device), None)
     got = torch_ntk.slq(torch_ntk._multiplier(outputs, list(twin.parameters())), z, 10)
     assert got.value == pytest.approx(float(want.value), rel=1e-9)
     assert got.standard_error == pytest.approx(float(want.standard_error), rel=1e-9)
 
 
-def test_slq_finds_the_exact_value_within_its_error(x64):
-    _, twin, x = twins("float64")
-    exact = st.ntk_effective_rank(twin, torch.tensor(x))
-    estimate = st.ntk_effective_rank(twin, torch.tensor(x), "slq", probes=64, depth=16)
+def test_slq_finds_the_exact_value_within_its_error(x64, device):
+    _, twin, x = twins("float64", device)
+    x = torch.tensor(x, device=device)
+    exact = st.ntk_effective_rank(twin, x)
+    estimate = st.ntk_effective_rank(twin, x, "slq", probes=64, depth=16)
     assert estimate.method == "slq"
     assert 0 < estimate.standard_error < 0.2 * exact.value
     assert abs(estimate.value - exact.value) < 4 * estimate.standard_error
-    assert estimate == st.ntk_effective_rank(twin, torch.tensor(x), "slq", probes=64, depth=16)  # a seed, not the clock
+    assert estimate == st.ntk_effective_rank(twin, x, "slq", probes=64, depth=16)  # a seed, not the clock
 
 
 def test_auto_takes_the_jacobian_where_it_fits(x64, monkeypatch):
@@ -214,6 +218,10 @@ def test_chosen_parameters_and_outputs():
             "experts holds numbers from 5 to 5, wanted 0 to 3",
         ),
         (lambda m, x: st.routing_health(None, torch.zeros(0, 1).long(), 4), "with at least one row"),
+        (
+            lambda m, x: st.routing_health(x[:, None], torch.zeros(4, 1, dtype=int, device="meta"), 4),
+            "experts is on meta and features on cpu, wanted one device",
+        ),
     ],
 )
 def test_bad_input_is_told_in_a_sentence(call, sentence):

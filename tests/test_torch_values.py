@@ -13,9 +13,9 @@ from sphere.torch import ntk as torch_ntk
 
 
 @pytest.mark.parametrize("scale", [1e15, 1e18, 3e37])
-def test_features_whose_penalty_does_not_fit_are_refused(scale):
-    phi = scale * torch.tensor(np.random.default_rng(0).normal(size=(8, 4)), dtype=torch.float32)
-    chosen = torch.zeros(8, 1, dtype=torch.int64)
+def test_features_whose_penalty_does_not_fit_are_refused(scale, device):
+    phi = scale * torch.tensor(np.random.default_rng(0).normal(size=(8, 4)), dtype=torch.float32, device=device)
+    chosen = torch.zeros(8, 1, dtype=torch.int64, device=device)
     for call in (lambda: st.sphere_penalty(phi), lambda: st.gram(phi)):
         with pytest.raises(ValueError, match=r"phi is too large: .* \(up to about 1e9 they do in float32\); divide it"):
             call()
@@ -26,25 +26,25 @@ def test_features_whose_penalty_does_not_fit_are_refused(scale):
 
 
 @pytest.mark.parametrize("scale", [1e18, 1e30])
-def test_routing_health_of_features_of_1e18_is_that_of_ordinary_ones(scale):
+def test_routing_health_of_features_of_1e18_is_that_of_ordinary_ones(scale, device):
     rng = np.random.default_rng(1)
-    features = torch.tensor(rng.normal(size=(20, 2, 40)), dtype=torch.float32)
-    chosen = torch.tensor(np.stack([rng.permutation(4)[:2] for _ in range(20)]))
+    features = torch.tensor(rng.normal(size=(20, 2, 40)), dtype=torch.float32, device=device)
+    chosen = torch.tensor(np.stack([rng.permutation(4)[:2] for _ in range(20)]), device=device)
     ordinary, large = (st.routing_health(size * features, chosen, 4).numbers() for size in (1.0, scale))
     for name, value in ordinary.items():
         want = value * scale if name == "feature_norm" else value
         assert large[name] == pytest.approx(want, rel=1e-5), name
 
 
-def linear(scale, n=12):
-    module = torch.nn.Linear(3, 1)
-    x = torch.tensor(np.random.default_rng(2).normal(size=(n, 3)), dtype=torch.float32)
+def linear(scale, device, n=12):
+    module = torch.nn.Linear(3, 1).to(device)
+    x = torch.tensor(np.random.default_rng(2).normal(size=(n, 3)), dtype=torch.float32, device=device)
     return st.ntk_effective_rank(module, x, "slq", probes=8, forward=lambda m, x: scale * m(x))
 
 
 @pytest.mark.parametrize("scale", [1e-25, 1e-10, 1e10, 1e18])
-def test_slq_does_not_depend_on_the_scale_of_the_outputs(scale):
-    want, found = linear(1.0), linear(scale)
+def test_slq_does_not_depend_on_the_scale_of_the_outputs(scale, device):
+    want, found = linear(1.0, device), linear(scale, device)
     assert found.value == pytest.approx(want.value, rel=1e-4)
     assert found.standard_error == pytest.approx(want.standard_error, rel=1e-3)
 

@@ -1,5 +1,6 @@
 """`penalised_backward`: what `loss.backward()` does, with the penalty's gradient added at a strength that rho sets."""
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -103,8 +104,8 @@ def combine(
         raise ValueError("the loss reaches none of the parameters; pass those of the model that made it")
     lengths = [ranks.length(gradients, sharded) / scale for gradients in (task, *added)]
     size, *sizes = torch.stack([one.cpu() for one in lengths]).tolist()
-    if raise_for_nan and not all(torch.isfinite(one) for one in lengths):
-        what = "loss" if not torch.isfinite(lengths[0]) else "penalty"
+    if raise_for_nan and not all(map(math.isfinite, (size, *sizes))):
+        what = "loss" if not math.isfinite(size) else "penalty"
         raise ValueError(
             f"the gradient of the {what} holds NaN or infinite numbers; .grad was left as it was; "
             "look for a square root or a division at zero, or use a GradScaler for half precision"
@@ -189,5 +190,5 @@ def _result(
     loss: Tensor, terms: Sequence[Tensor], lambdas: Sequence[float], felt: Sequence[float], several: bool
 ) -> Penalised:
     kind: Any = {"dtype": torch.promote_types(loss.dtype, torch.float32), "device": loss.device}
-    columns = [[term.detach() for term in terms], *([torch.tensor(v, **kind) for v in c] for c in (lambdas, felt))]
+    columns = [[term.detach() for term in terms], *([torch.full((), v, **kind) for v in c] for c in (lambdas, felt))]
     return Penalised(loss.detach(), *(tuple(column) if several else column[0] for column in columns))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sphere.torch import checks
-from sphere.torch.blocks import routed_square
+from sphere.torch.blocks import routed_moments
 
 SMALL = 2**20
 """Entries of a token-by-token matrix up to which it is simply formed: 4 MB in float32."""
@@ -63,21 +63,20 @@ def routed_gram(features: Tensor, experts: Tensor, num_experts: int, samples: in
     """
     if samples is not None and samples < 1:
         raise ValueError(f"samples={samples}; wanted at least 1, or None for all rows")
-    if samples is not None and isinstance(features, Tensor) and samples < len(features):
+    features = checks.finite("features", features, 3, "[samples, chosen experts, width]")
+    experts = checks.indices("experts", experts, features.shape[:2], num_experts, features.device)
+    if samples is not None and samples < len(features):
         rows = torch.randperm(len(features), device=features.device)[:samples]
         features, experts = features[rows], experts[rows]
-    features = checks.real("features", features, 3, "[samples, chosen experts, width]")
-    experts = checks.indices("experts", experts, features.shape[:2], num_experts, features.device)
     n, k, width = features.shape
     size = num_experts * width
     tokens = (n * k) ** 2
     with torch.autocast(features.device.type, enabled=False):
         if size <= n and n * size * size < tokens * width:
-            return _fitting("features", _dense(spread(features, experts, num_experts)))
-        same = experts[:, :, None] == experts[:, None, :]
-        trace = torch.where(same, features @ features.mT, 0).sum() / n
-        square = _small(features, experts) if tokens <= SMALL else routed_square(features, experts, num_experts)
-        return _fitting("features", Gram(trace, square / n**2, size))
+            return _fitting("features", _dense(spread(checks.wide(features), experts, num_experts)))
+        moments = _small(checks.wide(features), experts) if tokens <= SMALL else None
+        trace, square = moments or routed_moments(features, experts, num_experts)
+        return _fitting("features", Gram(trace / n, square / n**2, size))
 
 
 def spread(features: Tensor, experts: Tensor, num_experts: int) -> Tensor:
@@ -124,9 +123,10 @@ def _dense(phi: Tensor) -> Gram:
     return Gram(torch.trace(a), (a * a).sum(), m)
 
 
-def _small(features: Tensor, experts: Tensor) -> Tensor:
-    """||phi phi^T||_F^2 with all products of tokens at once."""
+def _small(features: Tensor, experts: Tensor) -> tuple[Tensor, Tensor]:
+    """tr(S) and ||S||_F^2 of S = phi phi^T, with all products of tokens at once."""
     n, k, width = features.shape
     tokens, owner = features.reshape(n * k, width), experts.reshape(n * k)
     products = torch.where(owner[:, None] == owner[None, :], tokens @ tokens.T, 0)
-    return products.reshape(n, k, n, k).sum(dim=(1, 3)).square().sum()
+    s = products.reshape(n, k, n, k).sum(dim=(1, 3))
+    return torch.trace(s), s.square().sum()

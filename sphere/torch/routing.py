@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sphere.torch import checks
 from sphere.torch.penalty import spread
-from sphere.torch.spectrum import effective_rank_spsd, spectral_entropy
+from sphere.torch.spectrum import effective_rank_spsd, power_of_two, spectral_entropy
 
 
 class RoutingHealth(NamedTuple):
@@ -72,15 +72,16 @@ def _of_features(features: Tensor, experts: Tensor, num_experts: int, samples: i
 def _power_of_two(features: Tensor) -> float:
     """1 up to entries of 1.7e7, else what brings the largest to about 1: squares of features of 1e18, summed, overflow.
     Exact, as in `sphere.values.moderate`."""
-    exponent = math.frexp(float(features.abs().max()))[1]
-    return 2.0**-exponent if exponent > 24 else 1.0
+    largest = checks.largest(features)
+    return power_of_two(largest) if largest > 2.0**24 else 1.0
 
 
 def feature_rank(features: Tensor, experts: Tensor, num_experts: int, samples: int) -> float:
     """r_e(A_last), from the smaller of the feature Gram and the sample Gram: the larger one is singular."""
     n, k, width = features.shape
     if n > samples:
-        rows = torch.linspace(0, n - 1, samples, device=features.device).long()
+        # in whole numbers: of a fraction just below one, devices make different rows
+        rows = torch.arange(samples, device=features.device) * (n - 1) // max(1, samples - 1)
         features, experts, n = features[rows], experts[rows], samples
     if num_experts * width <= n:
         phi = spread(features, experts, num_experts)
