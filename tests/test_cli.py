@@ -52,7 +52,7 @@ def test_dry_run_prints_the_plan_and_writes_nothing(tmp_path, capsys):
     out = tmp_path / "fleet"
     assert main(["train", "--preset", "probe-crl", *SMALL, "--out", str(out), "--dry-run"]) == 0
     said = capsys.readouterr().out
-    for word in ("2 runs as one fleet", "rho0.1-seed0", "parameters per run", "MiB", "time"):
+    for word in ("2 runs as one fleet", "rho0.1-seed0", "parameters per run", "KiB", "time"):
         assert word in said
     assert not out.exists()
 
