@@ -42,7 +42,9 @@ def test_train_show_eval_and_resume(tmp_path, capsys):
     assert "probe/reach-east" in capsys.readouterr().out
     before = (tmp_path / "fleet" / "rho0-seed0" / "metrics.jsonl").read_text()
     assert main(["resume", out]) == 0  # finished: nothing left to do, nothing lost
-    assert "finished already" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "finished already" in said
+    assert "done in" not in said
     assert (tmp_path / "fleet" / "rho0-seed0" / "metrics.jsonl").read_text() == before
     assert main([*words, *SMALL, "--out", out]) == 1
     assert f"sphere resume {out}" in capsys.readouterr().err
