@@ -25,7 +25,8 @@ def main() -> None:
     parser.add_argument("--no-tests", action="store_true", help="without make test, which takes longest")
     kept.add_option(parser)
     options = parser.parse_args()
-    table = kept.Table({"command": "", "seconds": ",.0f"})
+    table = kept.Table({"command": "", "seconds": ",.0f", "in all": ",.0f"})
+    begun = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         clone = Path(folder) / "sphere"
         subprocess.run(["git", "clone", "--quiet", kept.ROOT, clone], check=True)
@@ -35,7 +36,8 @@ def main() -> None:
             done = subprocess.run(command, shell=True, cwd=clone, env=env, capture_output=True, text=True, check=False)
             if done.returncode:
                 parser.exit(1, f"{command} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}\n")
-            table.add(f"`{command}`", time.perf_counter() - start)
+            now = time.perf_counter()
+            table.add(f"`{' '.join(command.split()[:2])}`", now - start, now - begun)
     kept.keep(table, options.keep, "CPU")
 
 

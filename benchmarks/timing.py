@@ -33,4 +33,5 @@ def count(text: str) -> int:
 
 def device() -> str:
     found = jax.devices()[0]
-    return f"{found.device_kind} ({found.platform}), jax {jax.__version__}"
+    name = "CPU" if found.platform == "cpu" else f"{found.device_kind} ({found.platform})"
+    return f"{name}, jax {jax.__version__}"

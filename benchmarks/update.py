@@ -274,13 +274,14 @@ def main() -> None:
     print(f"milliseconds per minibatch{calls}")
     chosen = "timing" if arguments.fast else "rule: the same bits in every process"
     print(f"products at default precision (TF32 on NVIDIA GPUs), GPU kernels chosen by {chosen}\n")
-    table = kept.Table(COLUMNS)
+    columns = {name: form for name, form in COLUMNS.items() if not (off_policy and name.startswith("calls"))}
+    table = kept.Table(columns)
     started = time.perf_counter()
     for experts in arguments.experts:
         for batch in arguments.batch or ([256] if off_policy else [64, 256]):
             how = (sorted(arguments.fleets), arguments.seconds, arguments.quick, not arguments.fast)
             for row in compare(LEARNERS[arguments.learner], experts, batch, *how):
-                table.add(*row)
+                table.add(*row[: len(columns)])
     kept.keep(table, arguments.keep, device())
     print(f"\n{time.perf_counter() - started:.0f} s in all, compiling included")
 

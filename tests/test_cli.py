@@ -42,7 +42,9 @@ def test_train_show_eval_and_resume(tmp_path, capsys):
     assert "probe/reach-east" in capsys.readouterr().out
     before = (tmp_path / "fleet" / "rho0-seed0" / "metrics.jsonl").read_text()
     assert main(["resume", out]) == 0  # finished: nothing left to do, nothing lost
-    assert "finished already" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "finished already" in said
+    assert "done in" not in said
     assert (tmp_path / "fleet" / "rho0-seed0" / "metrics.jsonl").read_text() == before
     assert main([*words, *SMALL, "--out", out]) == 1
     assert f"sphere resume {out}" in capsys.readouterr().err
@@ -52,7 +54,7 @@ def test_dry_run_prints_the_plan_and_writes_nothing(tmp_path, capsys):
     out = tmp_path / "fleet"
     assert main(["train", "--preset", "probe-crl", *SMALL, "--out", str(out), "--dry-run"]) == 0
     said = capsys.readouterr().out
-    for word in ("2 runs as one fleet", "rho0.1-seed0", "parameters per run", "MiB", "time"):
+    for word in ("2 runs as one fleet", "rho0.1-seed0", "parameters per run", "KiB", "time"):
         assert word in said
     assert not out.exists()
 

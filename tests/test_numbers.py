@@ -1,7 +1,8 @@
 """Every number on README and site is accounted for, so that a page with numbers that nobody checks fails.
 
-A number here is a decimal fraction, a percentage, one with thousands, or one with a unit of time, speed or memory,
-outside of code. It has to be
+A number here is a decimal fraction, a percentage, one with thousands, with an exponent (1e-4) or a suffix (10x, 1M),
+one with a unit of time, speed or memory, one that is counted in times, millions or tests, or one of two digits and more
+that has a cell of a table to itself; all of them outside of code. It has to be
 
 - on a page of docs/results, which is compared byte for byte with what the records give (test_results.py);
 - or recomputed from records, or from a file that a command has kept: CHECKED has what comes out;
@@ -12,6 +13,7 @@ outside of code. It has to be
 docs/history is not part of the site.
 """
 
+import dataclasses
 import json
 import re
 from collections.abc import Callable
@@ -27,13 +29,16 @@ import test_results_streams
 from pages import FENCE, ROOT
 
 from benchmarks import kept
+from sphere.envs import heldout
 from sphere.nets import NetConfig, build, parameter_count
+from sphere.presets import preset
 
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *(p for p in sorted(DOCS.rglob("*.md")) if not {"results", "history"} & set(p.parts))]
+UNIT = r"(?:%| (?:[mµu]?s|min|minutes?|hours?|days?|seconds?|[kMGT]i?B|steps/s|times|million|tests)\b)"
 NUMBER = re.compile(
-    r"(?<![\w.,/])(?:\d[\d,]*\.\d+|\d{1,3}(?:,\d{3})+|\d+(?=%| (?:s|ms|min|minutes|hours|seconds|GB|MB|MiB|steps/s)\b))"
-    r"(?![\w.]*\w)"
+    r"(?<![\w.,/])(?:\d[\d,]*(?:\.\d+)?(?:[kMx]\b|e-?\d+)|\d[\d,]*\.\d+|\d{1,3}(?:,\d{3})+"
+    rf"|\d+(?={UNIT}| to \d[\d.]*{UNIT})|(?<=\| )\d\d+(?= *\|))(?![\w.]*\w)"
 )
 
 
@@ -63,7 +68,12 @@ def readme(tmp_path: Path) -> set[str]:
 
 
 def streams(_: Path) -> set[str]:
-    return test_results_streams.accounted()
+    def of_experts(width: int) -> int:
+        config = dataclasses.replace(preset("cifar100-vit").learner.nets["actor"], width=width)
+        net = eqx.filter_eval_shape(lambda: build(config, 32 * 32 * 3, 100, key=jax.random.key(0)))
+        return sum(parameter_count(block.mixture.experts) for block in net.blocks)
+
+    return test_results_streams.accounted() | {f"{of_experts(width) / 1e6:.0f}" for width in (256, 1024)}
 
 
 def estimates(_: Path) -> set[str]:
@@ -71,6 +81,7 @@ def estimates(_: Path) -> set[str]:
     kept = json.loads((ROOT / "results" / "estimates.json").read_text())
     found: set[str] = set()
     for row in kept["float32"].values():
+        found.add(str(row["dropped"]))
         found |= {f"{row['share']:.{digits}f}" for digits in (2, 3, 4)}
         found |= {f"{row[kind]:.{digits}f}" for kind in ("float32", "float64") for digits in (2, 3, 4)}
     for rows in kept["slq"].values():
@@ -101,8 +112,14 @@ def theory(tmp_path: Path) -> set[str]:
 
 
 def deviations(_: Path) -> set[str]:
-    """Parameters of the networks in docs/deviations.md."""
-    found: set[str] = set()
+    """Parameters of the networks in docs/deviations.md, its learning rates, and what the held-out states are from."""
+    rates = [abs(1 / 62 - 2**14 / 1e6) * i * (3e-4 - 1e-4) for i in range(62)]
+    found = {f"{max(rates):.1e}".replace("e-0", "e-")}
+    stair, ten = (heldout.load(heldout.FOLDER / f"{suite}.npz").provenance for suite in ("humanoidbench", "metaworld"))
+    page = " ".join((DOCS / "deviations.md").read_text().split())
+    assert f"steps of Stair, mean return {stair['mean_return']['humanoidbench/stair']:.0f}, far from" in page
+    assert max(ten["mean_return"], key=ten["mean_return"].get) == "metaworld/faucet-close"
+    found |= {f"{stair['steps'] / 1e6:.1f}M", f"{ten['steps'] / 1e6:.2f}M"}
     for sizes in ((39, 4), (51, 19)):
 
         def count(part: str = "", sizes: tuple[int, int] = sizes, **settings: Any) -> int:
@@ -129,17 +146,18 @@ GIVEN = {
     "README.md": "3.11",  # a version
     "docs/architecture.md": "0.1",  # a version
     "docs/deviations.md": "0.45 0.01 1,024 8,192 0.1 0.99 1,000 0.025 0.05 0.03 1,000,000 16,384 4,883 2,048 10,000 "
-    "0.65 269.60 312.70 4,096 3.17",  # settings, the paper's numbers, a version
-    "docs/diagnostics.md": "0.025 269.60 11.9 312.70 0.32",  # a setting, the paper's, and what follows from them
+    "0.65 269.60 312.70 4,096 3.17 1e-8 1e-6 1e-4 5e-4 5e-5 1e-3 5e-3 1e-2 5e-2 3e-4 10x 100k 1M 10M",
+    # settings, the paper's numbers, a version
+    "docs/diagnostics.md": "0.025 269.60 11.9 312.70 0.32 1e18 3e38 1e-9",  # settings, limits, the paper's
     "docs/experiments.md": "1,024",  # a setting
-    "docs/glossary.md": "0.025 95",
+    "docs/glossary.md": "0.025 95 1e-4",
     "docs/install.md": "3.13 0.11 3.12 3.17",  # versions
-    "docs/methods.md": "0.05 0.1 10,000 0.99",  # settings
-    "docs/metrics.md": "0.05 1.96 1.5 0.9 0.5 0.3",  # what was made up
-    "docs/pixels.md": "72 0.9 0.18 0.32",  # settings, and the paper's numbers
-    "docs/pytorch.md": "0.1 0.3 1.0",  # values of rho
+    "docs/methods.md": "0.05 0.1 10,000 0.99 1e-4 1e-3 1e-2",  # settings
+    "docs/metrics.md": "0.05 1.96 1.5 0.9 0.5 0.3 30 100 1000 32 64 95 1e-7 3e-5",  # what was made up; rounding
+    "docs/pixels.md": "72 0.9 0.18 0.32 84",  # settings, and the paper's numbers
+    "docs/pytorch.md": "0.1 0.3 1.0 1e-10 1e-5 1e-4 1e-8",  # values of rho, targets of tests, floors
     "docs/report.md": "0.1 0.00 0.20 0.40 95 20,000 9,999",  # settings, versions, and what a format looks like
-    "docs/streams.md": "1,024 0.1 0.29 0.48 53 0.01 0.3 1.0 2,500 20,000",  # settings, and the paper's numbers
+    "docs/streams.md": "1,024 0.1 0.29 0.48 53 0.01 0.3 1.0 2,500 20,000 125 256",  # settings, and the paper's numbers
     "docs/td3.md": "328 0.1 0.3 0.5",  # settings, and a size that follows from them
     "docs/theory.md": "0.861 2,560",  # the paper's
     "docs/tutorials/jax.md": "0.1",  # a value of rho
@@ -165,6 +183,8 @@ def test_what_is_given_is_still_there():
 def test_a_new_number_would_be_found():
     text = "Success 0.42, 17% more, 12,345 steps in 11 min at 3.5 ms; version 3.11.7, `0.9` and [a](b-1.5.md), table 3."
     assert numbers(text) == ["0.42", "17", "12,345", "11", "3.5"]
+    text = "0.66M steps, 10x as wide, 5e-9 of it, up by 25 to 35%, 7 times, 1 GiB, 31 tests\n| seed 3 | 211 | 4 |\n"
+    assert numbers(text) == ["0.66M", "10x", "5e-9", "25", "35", "7", "1", "31", "211"]
 
 
 def test_history_says_what_it_is_and_is_not_part_of_the_site():

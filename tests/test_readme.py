@@ -15,6 +15,7 @@ from pages import FENCE
 
 from sphere.cli import demo, train
 from sphere.cli.main import main
+from sphere.experiments.records import archive, effort
 from sphere.storage.files import flatten
 from sphere.training.settings import FleetConfig, to_json
 
@@ -191,6 +192,13 @@ def test_the_records_of_the_demo_are_those_of_todays_demo():
     for run in demo.DEMO.runs:
         record = json.loads((DEMO / run.name / "config.json").read_text())
         assert_settings(record, demo.DEMO.of_run(run))
+
+
+def test_the_papers_experiment_takes_the_hour_that_the_readme_says():
+    assert "`--preset metaworld-crl` it is the paper's experiment: an hour on one H200" in README.read_text()
+    (one,) = effort(archive(ROOT / "results" / "metaworld-crl").records.values())
+    assert (one.device, one.runs) == ("NVIDIA H200", 10)
+    assert one.hours == pytest.approx(1, abs=0.1)
 
 
 def test_the_readme_is_a_few_screens():

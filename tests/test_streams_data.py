@@ -218,6 +218,9 @@ def test_the_posts_are_those_that_were_counted():
     words = [newsgroups.words_of(post.text, stripped=True) for post in found["train"]]
     empty = {split: sum(not newsgroups.strip(post.text).strip() for post in own) for split, own in found.items()}
     assert empty == {"train": 300, "test": 215}
+    dropped = [sum(not newsgroups.words_of(post.text, stripped=True) for post in found[split]) for split in empty]
+    page = " ".join((Path(__file__).resolve().parents[1] / "docs" / "streams.md").read_text().split())
+    assert f"({dropped[0]} of the training posts, {dropped[1]} of the test posts)" in page
     assert len({word for text in words for word in text}) == 101_631
     assert len(newsgroups.most_frequent(words, 10**6)) == 101_631
     assert sorted(map(len, words))[len(words) // 2] == 79

@@ -129,7 +129,7 @@ def test_a_dry_run_states_the_memory_and_touches_nothing(whole):
     before = {path: path.stat().st_mtime_ns for path in whole.rglob("*")}
     text = plan(TINY, whole)
     # 400 rows of 16 numbers, two runs
-    assert f"replay {2 * 400 * 16 * 4 / 2**20:,.0f}, on disk as much" in text
+    assert f"replay {2 * 400 * 16 * 4 // 1024} KiB, on disk as much" in text
     assert {path: path.stat().st_mtime_ns for path in whole.rglob("*")} == before
 
 

@@ -177,6 +177,16 @@ def test_on_a_fresh_transformer_the_released_floor_mutes_the_penalty(monkeypatch
     assert float(relative.felt) == pytest.approx(0.1, rel=1e-3)
 
 
+def test_a_floor_that_is_relative_may_still_be_too_high(monkeypatch):
+    """docs/pytorch.md says so."""
+    monkeypatch.setattr(strengths, "_warned", False)
+    model, inputs = make("Olmoe"), batch()
+    captured = st.capture(model)
+    with pytest.warns(UserWarning, match="floor=1e-08 of the task's is reached"):
+        result = st.penalised_backward(*losses(model, captured, inputs), model.parameters(), 0.1, floor=1e-8)
+    assert 0.04 < float(result.felt) < 0.06
+
+
 def test_every_layer_may_have_a_coefficient_of_its_own():
     model, inputs = make("Olmoe"), batch()
     captured = st.capture(model)

@@ -17,21 +17,21 @@ from sphere.training.sentences import DEBUG, in_a_sentence
 
 USAGE = """usage: sphere COMMAND ...
 
-  train    train a fleet of runs:     sphere train --preset probe-crl --seeds 0 1 2 --rho 0 0.1 --out runs/first
-  resume   continue a fleet:          sphere resume runs/first
-  eval     evaluate its policies:     sphere eval runs/first --episodes 20
-  show     settings, latest numbers:  sphere show runs/first
-  report   tables, figures, a page:   sphere report runs/first runs/second -o report
-  export   what to publish of runs:   sphere export runs/first -o results
-  watch    the page while runs go:    sphere watch runs
-  experiment  the paper's, by name:   sphere experiment list, sphere experiment run metaworld-crl --scale smoke
-  demo     four agents, minutes:      sphere demo
-  render   film a policy:             sphere render runs/first --task metaworld/push --out push.gif
-  assets   get a suite's files:       sphere assets humanoidbench
-  data     labelled or recorded sets: sphere data get cifar100, sphere data record metaworld
-  heldout  states to compare r_e(K):  sphere heldout humanoidbench
-  verify   compare with references:   sphere verify update, sphere verify metaworld
-  bench    measure this machine:      sphere bench update
+  train       train a fleet of runs:      sphere train --preset probe-crl --seeds 0 1 2 --rho 0 0.1 --out runs/first
+  resume      continue a fleet:           sphere resume runs/first
+  eval        evaluate its policies:      sphere eval runs/first --episodes 20
+  show        settings, latest numbers:   sphere show runs/first
+  report      tables, figures, a page:    sphere report runs/first runs/second -o report
+  export      what to publish of runs:    sphere export runs/first -o results
+  watch       the page while runs go:     sphere watch runs
+  experiment  the paper's, by name:       sphere experiment list, sphere experiment run metaworld-crl --scale smoke
+  demo        four agents, minutes:       sphere demo
+  render      film a policy:              sphere render runs/first --task metaworld/push --out push.gif
+  assets      get a suite's files:        sphere assets humanoidbench
+  data        labelled or recorded sets:  sphere data get cifar100, sphere data record metaworld
+  heldout     states to compare r_e(K):   sphere heldout humanoidbench
+  verify      compare with references:    sphere verify update, sphere verify metaworld
+  bench       measure this machine:       sphere bench update
 
 sphere COMMAND --help tells more, sphere --version which one this is."""
 

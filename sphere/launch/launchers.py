@@ -54,7 +54,8 @@ def local(jobs: Sequence[Job], resources: Resources, folder: Path, quiet: bool =
     for number, job in enumerate(jobs, 1):
         if not quiet:
             count = plural(len(job.config.runs), "run")
-            say(f"fleet {number} of {len(jobs)}: {job.directory.name}, {count}, {job.state}")
+            begun = "" if job.state == "not started" else f", {job.state}"
+            say(f"fleet {number} of {len(jobs)}: {job.directory.name}, {count}{begun}")
         try:
             work(job, quiet)
         except Interrupted:

@@ -81,7 +81,8 @@ def needed(config: FleetConfig) -> Mapping[str, int]:
     }
 
 
-def _words(size: int) -> str:
+def in_units(size: int) -> str:
+    """Bytes as people read them, rounded up."""
     for unit in ("KiB", "MiB", "GiB", "TiB", "PiB"):
         size = -(-size // 1024)
         if size < 10_000:
@@ -93,8 +94,8 @@ def check_episodes(count: int) -> None:
     """Refuses more evaluation episodes at a time than this machine can hold."""
     if (size := count * ENVIRONMENT) > (memory := host_memory()):
         raise UserError(
-            f"{min(count, 10**30):,} episodes at a time need {_words(size)} of memory or more, and this machine has "
-            f"{_words(memory)}; ask for fewer"
+            f"{min(count, 10**30):,} episodes at a time need {in_units(size)} of memory or more, and this machine has "
+            f"{in_units(memory)}; ask for fewer"
         )
 
 
@@ -124,8 +125,8 @@ def check(config: FleetConfig, out: Path) -> None:
     if sum(parts.values()) > memory:
         what, size = max(parts.items(), key=lambda part: part[1])
         raise UserError(
-            f"this fleet needs {_words(sum(parts.values()))} of memory or more, {_words(size)} of them for {what}, "
-            f"and this machine has {_words(memory)}; choose smaller settings"
+            f"this fleet needs {in_units(sum(parts.values()))} of memory or more, {in_units(size)} of them for {what}, "
+            f"and this machine has {in_units(memory)}; choose smaller settings"
         )
     _check_time(config)
     runs = len(config.runs)
@@ -136,6 +137,6 @@ def check(config: FleetConfig, out: Path) -> None:
     free = shutil.disk_usage(place).free
     if lines > free:
         raise UserError(
-            f"the records of this fleet take {_words(lines)} or more ({config.total_iterations:,} iterations), and "
-            f"{place} has {_words(free)} free; choose fewer steps, longer iterations or another --out"
+            f"the records of this fleet take {in_units(lines)} or more ({config.total_iterations:,} iterations), and "
+            f"{place} has {in_units(free)} free; choose fewer steps, longer iterations or another --out"
         )

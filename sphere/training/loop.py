@@ -254,12 +254,13 @@ def train(config: FleetConfig, directory: Path, *, resume: bool = False, quiet: 
         about = getattr(fleet.groups[0].source, "about", "")  # optional: what a source has to say of itself
         for note in [*notes, about] if about else notes:
             progress.say(note)
-        if not fleet.finished:
-            progress.say(_legend(config))
+        begun = not fleet.finished
+        progress.say(_legend(config) if begun else "finished already: nothing is left to train")
         progress.start()
         with _StopOnce(progress) as stop, files.naming(directory):
             Training(fleet, records, progress, lambda: stop.asked).run()
-        progress.say(f"done in {time.monotonic() - started:.0f} s; records in {directory}")
+        took = f"done in {time.monotonic() - started:.0f} s; " if begun else ""
+        progress.say(f"{took}records in {directory}")
     except KeyboardInterrupt:
         if progress is not None:
             where = (
@@ -292,6 +293,4 @@ def _begin(fleet: Fleet, records: FleetDirectory, resume: bool, quiet: bool) -> 
         notes = records.begin([{} for _ in range(runs)] if resume else None, None)
         notes += ["no checkpoint yet: training starts from the beginning"] if resume else []
         fleet.begin_task()
-    if fleet.finished:
-        notes.append("finished already: nothing is left to train")
     return progress, notes

@@ -94,9 +94,9 @@ def plan(config: FleetConfig, out: Path) -> str:
         f"({plural(config.iterations_per_task, 'iteration')} of {config.iteration_steps:,}), "
         f"{config.total_iterations * config.iteration_steps * runs:,} in all",
         f"  networks   {parameters:,} parameters per run ({' and '.join(nets)})",
-        f"  memory     about {(3 * held + 2 * one + remembered) / 2**20:,.0f} MiB on the device "
-        f"(states {held / 2**20:,.0f}, one iteration's data {one / 2**20:,.0f}"
-        + (f", replay {remembered / 2**20:,.0f}, on disk as much)" if remembered else ")"),
+        f"  memory     about {limits.in_units(3 * held + 2 * one + remembered)} on the device "
+        f"(states {limits.in_units(held)}, one iteration's data {limits.in_units(one)}"
+        + (f", replay {limits.in_units(remembered)}, on disk as much)" if remembered else ")"),
         f"  time       about {clock(config.total_iterations * iteration)}, evaluation included, at "
         f"{runs * config.iteration_steps / iteration:,.0f} steps/s: by a short measurement just now, with fresh "
         "networks on the first task",
