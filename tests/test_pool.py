@@ -265,3 +265,19 @@ def test_make_knows_suites_and_tasks_by_name():
         envs.make("probe/reach-nort")
     with pytest.raises(ValueError, match="'reach-north' has no suite; write 'suite/task', for example 'probe/"):
         envs.make("reach-north")
+
+
+def test_a_suite_names_the_pool_that_its_settings_need(monkeypatch):
+    class Own(Pool):
+        pass
+
+    class Walker(Walk):
+        @staticmethod
+        def pool(trouble="", **others):
+            return Own if trouble == "late" else Pool
+
+    monkeypatch.setattr(envs, "suite", lambda name: Walker)
+    for settings, kind in (({"trouble": "late"}, Own), ({}, Pool)):
+        with envs.make("walk/walk", 2, workers=0, **settings) as pool:
+            assert type(pool) is kind
+            assert pool.reset()[0].shape == (2, 3)
