@@ -1,6 +1,5 @@
 """The pool against hand-stepped episodes, itself with other workers, and everything that can go wrong."""
 
-import gc
 import os
 import zlib
 
@@ -14,6 +13,8 @@ from walk import HORIZON, Walk, draw, play
 
 from sphere import envs
 from sphere.envs.pool import Pool
+
+pytestmark = pytest.mark.usefixtures("no_orphans")
 
 
 def by_hand(seed, index, actions, task="walk"):
@@ -45,14 +46,6 @@ def assert_same(a, b):
     for x, y in zip(a, b, strict=True):
         assert x.dtype == y.dtype
         np.testing.assert_array_equal(x, y)
-
-
-@pytest.fixture(autouse=True)
-def no_orphans(new_garbage_alone):
-    before = children(os.getpid())
-    yield
-    gc.collect()
-    assert children(os.getpid()) <= before
 
 
 @pytest.fixture(scope="module")

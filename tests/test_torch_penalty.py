@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from matrices import brute, one_hot_features
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install 'sphere-rl[torch]'")
 torch.set_num_threads(1)  # threads that wait for each other on a busy machine take forty times as long
@@ -22,21 +23,6 @@ def random_mixture(rng, n, k, width, experts, *, skew=0.0):
         if 0 not in row:
             row[0] = 0
     return rng.normal(size=(n, k, width)), chosen
-
-
-def phi_of(features, experts, num_experts):
-    n, k, width = features.shape
-    phi = np.zeros((n, num_experts, width))
-    for i in range(n):
-        for j in range(k):
-            phi[i, experts[i, j]] += features[i, j]
-    return phi.reshape(n, -1)
-
-
-def brute(phi):
-    """||A - (tr A / m) I||_F^2, the matrix formed."""
-    a = phi.T @ phi / len(phi)
-    return np.sum((a - np.trace(a) / len(a) * np.eye(len(a))) ** 2)
 
 
 def both(function, jax_function, value, dtype, subtracted):
@@ -102,9 +88,9 @@ def test_adversarial_features_equal_brute_force(case):
         chosen = np.stack([np.zeros(24, int), np.ones(24, int)], axis=1)
     else:
         features = np.zeros_like(features)
-    want = brute(phi_of(features, chosen, 6))
+    want = brute(one_hot_features(features, chosen, 6))
     got = st.routed_penalty(torch.tensor(features), torch.tensor(chosen), 6).item()
-    scale = np.sum((phi_of(features, chosen, 6) ** 2).sum() / len(features)) ** 2
+    scale = np.sum((one_hot_features(features, chosen, 6) ** 2).sum() / len(features)) ** 2
     assert abs(got - want) <= 1e-12 * scale
     if case in ("orthonormal", "zeros"):
         assert abs(got) < 1e-15
@@ -123,7 +109,7 @@ def test_adversarial_features_equal_brute_force(case):
 def test_blocks_equal_the_whole_matrix(n, k, width, experts, skew, entries):
     """In blocks of any size, with loads of any kind."""
     features, chosen = random_mixture(np.random.default_rng(n), n, k, width, experts, skew=skew)
-    phi = phi_of(features, chosen, experts)
+    phi = one_hot_features(features, chosen, experts)
     tensor = torch.tensor(features, requires_grad=True)
     got = blocks.routed_square(tensor, torch.tensor(chosen), experts, entries)
     got.backward()
@@ -135,10 +121,10 @@ def test_blocks_equal_the_whole_matrix(n, k, width, experts, skew, entries):
 def test_an_expert_named_twice_in_a_row_counts_with_the_sum():
     rng = np.random.default_rng(3)
     features, chosen = rng.normal(size=(12, 3, 4)), rng.integers(0, 3, size=(12, 3))
-    want = brute(phi_of(features, chosen, 3))
+    want = brute(one_hot_features(features, chosen, 3))
     for small in (penalty.SMALL, 0):
         square = penalty._small if small else lambda f, e: blocks.routed_square(f, e, 3)
-        phi = phi_of(features, chosen, 3)
+        phi = one_hot_features(features, chosen, 3)
         assert square(torch.tensor(features), torch.tensor(chosen)).item() == pytest.approx(np.sum((phi @ phi.T) ** 2))
     assert st.routed_penalty(torch.tensor(features), torch.tensor(chosen), 3).item() == pytest.approx(want, rel=1e-12)
 
@@ -205,9 +191,9 @@ def test_sampled_rows_are_rows_of_the_batch():
     rows = torch.randperm(50)[:10]
     torch.manual_seed(0)
     got = st.routed_penalty(torch.tensor(features), torch.tensor(chosen), 5, samples=10)
-    assert got.item() == pytest.approx(brute(phi_of(features[rows], chosen[rows], 5)), rel=1e-12)
+    assert got.item() == pytest.approx(brute(one_hot_features(features[rows], chosen[rows], 5)), rel=1e-12)
     every = st.routed_penalty(torch.tensor(features), torch.tensor(chosen), 5, samples=50)
-    assert every.item() == pytest.approx(brute(phi_of(features, chosen, 5)), rel=1e-12)
+    assert every.item() == pytest.approx(brute(one_hot_features(features, chosen, 5)), rel=1e-12)
 
 
 def nan(shape):
