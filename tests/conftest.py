@@ -45,6 +45,7 @@ hypothesis.settings.load_profile("patient")
 
 
 LONGEST = (
+    "test_pixels_learning",
     "test_experiments_launchers",
     "test_td3",
     "test_resume_suites",

@@ -144,16 +144,13 @@ def test_penalties_on_signals_take_those_of_their_own_mixture():
 def test_each_linear_layer_has_its_share_of_the_ntk():
     net, x = token_net(), token_inputs()
     jacobian = jacobian_of(net, x)
-
-    @eqx.filter_jit
-    def shares(net):
-        return [ntk.layer_gram(factor) for factor in ntk.factors(net, x) if factor.layer.kind == "linear"]
-
+    factors = eqx.filter_jit(ntk.factors)(net, x)
+    linear = [factor for factor in factors if factor.layer.kind == "linear"]
     layers = [jacobian.embed]
     for moe in jacobian.mixtures:
         layers += [*moe.router.gate.hidden, moe.router.gate.head, *moe.experts.hidden, moe.experts.head]
-    for share, layer in zip(shares(net), [*layers, jacobian.head], strict=True):
-        np.testing.assert_allclose(share, outer_product(layer), atol=1e-10)
+    for factor, layer in zip(linear, [*layers, jacobian.head], strict=True):
+        np.testing.assert_allclose(ntk.layer_gram(factor), outer_product(layer), atol=1e-10)
 
 
 def test_the_layers_entropy_is_of_one_mixtures_experts_among_all_layers():
