@@ -1,10 +1,10 @@
 """Streams of labelled tasks against a PyTorch loop: `python -m benchmarks.streams`.
 
 The networks of the presets `newsgroups` and `cifar100-mlp` without a method, five seeds: as a fleet here, and one seed
-after the other in PyTorch with the same parameters on the same data (`pytorch/streams.py`), on the same device. A round is what a task
-costs: training on it (of CIFAR-100 a part of an epoch) and evaluation on its test examples. Both sides take turns; the
-best of several rounds counts, compiling excluded. Seconds are those of the wall; processor seconds, which others on
-the machine change less, stand beside them.
+after the other in PyTorch with the same parameters on the same data (`pytorch/streams.py`), on the same device. A round
+is what a task costs: training on it (of CIFAR-100 a part of an epoch) and evaluation on its test examples. Both sides
+take turns; the best of several rounds counts, compiling excluded. Seconds are those of the wall; processor seconds,
+which others on the machine change less, stand beside them.
 """
 
 import argparse

@@ -32,39 +32,21 @@ import processes
 from benchmarks import kept
 from benchmarks.timing import count, device
 from sphere.algos.classifier import Classifier
-from sphere.algos.td3 import TD3
 from sphere.data.streams import Stream
-from sphere.nets import NetConfig
 from sphere.training.loop import train
 from sphere.training.settings import Evaluation, FleetConfig
 
 EACH = 10
 """Kills of a fleet at most."""
 METAWORLD = ("metaworld/window-close", "metaworld/push")
-MIXTURE = NetConfig(kind="top-k", width=8, depth=1, experts=3, top_k=2)
 
 
 def configs() -> dict[str, FleetConfig]:
     """By name, each with its share of the kills. Learners and suites that are added later get a row here."""
-    found = {"probe": fleets.TINY, "td3": td3(), "classifier": classifier()}
+    found = {"probe": fleets.TINY, "td3": fleets.OFF_POLICY, "classifier": classifier()}
     if importlib.util.find_spec("metaworld") or importlib.util.find_spec("mujoco"):
         found["metaworld"] = fleets.changed(fleets.TINY, tasks=METAWORLD, seeds=(0,), horizon=40)
     return found
-
-
-def td3() -> FleetConfig:
-    """Off-policy: a memory that is full before a task ends, and is forgotten between tasks."""
-    learner = TD3(
-        num_envs=4,
-        rollout_steps=16,
-        update_ratio=0.125,
-        batch_size=16,
-        buffer_size=400,
-        learning_starts=128,
-        actor=NetConfig(kind="mlp", width=8, depth=1),
-        critic=MIXTURE,
-    )
-    return fleets.changed(fleets.TINY, rho=(0.1,), normalise_observations=False, learner=learner)
 
 
 def classifier() -> FleetConfig:
@@ -73,7 +55,7 @@ def classifier() -> FleetConfig:
         tasks=("squares/0", "squares/1"),
         seeds=(0, 1),
         rho=(0.0, 0.1),
-        learner=Classifier(examples=50, batch_size=25, actor=MIXTURE),
+        learner=Classifier(examples=50, batch_size=25, actor=fleets.TINY.learner.actor),
         source=Stream(classes=5, per_class=10, test_per_class=10, augment=True),
         evaluation=Evaluation(every=256, heldout=8, retention=True),
         checkpoint_every=2,

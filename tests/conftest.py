@@ -46,6 +46,7 @@ hypothesis.settings.load_profile("patient")
 
 
 LONGEST = (
+    "test_pixels_learning",
     "test_experiments_launchers",
     "test_td3",
     "test_resume_suites",
@@ -113,6 +114,16 @@ def new_garbage_alone():
     gc.unfreeze()
 
 
+@pytest.fixture
+def no_orphans(new_garbage_alone):
+    """Of a test no process is left, and a pool that is forgotten ends its own."""
+    before = processes.children(os.getpid())
+    yield
+    processes.end_all()
+    gc.collect()
+    assert processes.children(os.getpid()) <= before
+
+
 @pytest.fixture(scope="module")
 def models_compiled_once():
     """Most of what tests of simulators do is compiling models: each file is compiled once, and after that copied."""
@@ -132,6 +143,13 @@ def models_compiled_once():
 @pytest.fixture
 def x64():
     """Double precision inside the test, for comparisons at 1e-10 and below."""
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.fixture(scope="module")
+def double_precision():
+    """As `x64`, for all of a module: hypothesis wants no fixture that is made again for every test."""
     with jax.enable_x64(True):
         yield
 

@@ -15,6 +15,7 @@ import processes
 import pytest
 
 from sphere.algos.ppo import PPO
+from sphere.algos.td3 import TD3
 from sphere.envs.source import Environments
 from sphere.nets import NetConfig
 from sphere.storage import files
@@ -24,6 +25,16 @@ from sphere.training.describe import run_records
 from sphere.training.settings import Evaluation, FleetConfig, to_json
 
 ROOT = Path(__file__).parents[1]
+
+
+def changed(settings: Any, **changes: Any) -> Any:
+    """`dataclasses.replace`; of a fleet, settings of its source (workers, horizon, ...) too, by their own names."""
+    source = getattr(settings, "source", None)
+    own = {name: changes.pop(name) for name in list(changes) if source is not None and hasattr(source, name)}
+    if own:
+        changes["source"] = dataclasses.replace(changes.get("source", source), **own)
+    return dataclasses.replace(settings, **changes)
+
 
 TINY = FleetConfig(
     tasks=("probe/reach-north", "probe/reach-east"),
@@ -42,6 +53,22 @@ TINY = FleetConfig(
     evaluation=Evaluation(every=256, episodes=3, heldout=16),
     checkpoint_every=2,
 )
+OFF_POLICY = changed(
+    TINY,
+    rho=(0.1,),
+    normalise_observations=False,
+    learner=TD3(
+        num_envs=4,
+        rollout_steps=16,
+        update_ratio=0.125,
+        batch_size=16,
+        buffer_size=400,
+        learning_starts=128,
+        actor=NetConfig(kind="mlp", width=8, depth=1),
+        critic=TINY.learner.actor,
+    ),
+)
+"""With a memory that is full before a task ends, and is forgotten between tasks."""
 SMALL = (
     "--steps-per-task 128 --ppo.num-envs 4 --ppo.rollout-steps 16 --ppo.batch-size 32 --ppo.epochs 2 "
     "--ppo.actor.width 8 --ppo.actor.depth 1 --ppo.critic.width 8 --ppo.critic.depth 1 "
@@ -50,15 +77,6 @@ SMALL = (
 """The same size, in words after `sphere train`."""
 SPEC = {"observation": (6,), "action": 2, "low": (-1.0, -1.0), "high": (1.0, 1.0)}
 """Of the probe tasks above."""
-
-
-def changed(settings: Any, **changes: Any) -> Any:
-    """`dataclasses.replace`; of a fleet, settings of its source (workers, horizon, ...) too, by their own names."""
-    source = getattr(settings, "source", None)
-    own = {name: changes.pop(name) for name in list(changes) if source is not None and hasattr(source, name)}
-    if own:
-        changes["source"] = dataclasses.replace(changes.get("source", source), **own)
-    return dataclasses.replace(settings, **changes)
 
 
 def python_path(*first: Path) -> str:

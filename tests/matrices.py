@@ -99,3 +99,13 @@ def features_with(spectrum_of_a, n):
     count = min(phi.shape)
     phi[range(count), range(count)] = np.sqrt(n * np.array(spectrum_of_a[:count]))
     return phi
+
+
+def one_hot_features(features, experts, num_experts):
+    """Phi [n, experts * width] of the features [n, k, width] of the chosen experts [n, k]."""
+    n, k, width = features.shape
+    phi = np.zeros((n, num_experts, width))
+    for i in range(n):
+        for j in range(k):
+            phi[i, experts[i, j]] += features[i, j]
+    return phi.reshape(n, -1)

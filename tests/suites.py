@@ -33,6 +33,15 @@ def played_in_a_pool(name, actions, workers, horizon):
     return rows
 
 
+def restored(fresh, state):
+    """A fresh batch that goes on from the state of another one."""
+    assert {name: (array.shape, array.dtype) for name, array in fresh.get_state().items()} == {
+        name: (array.shape, array.dtype) for name, array in state.items()
+    }
+    fresh.set_state({name: array.copy() for name, array in state.items()})
+    return fresh
+
+
 def assert_a_picture_changes_nothing(batch, double, steps):
     """`double` is the same batch, of which no picture is taken."""
     play(batch, steps), play(double, steps)

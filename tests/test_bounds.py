@@ -5,7 +5,6 @@ A name in brackets is the paper's label.
 
 import itertools
 
-import jax
 import numpy as np
 import pytest
 import scipy.linalg
@@ -16,13 +15,8 @@ from numpy.testing import assert_allclose
 
 from sphere import bounds, spectrum
 
+pytestmark = pytest.mark.usefixtures("double_precision")
 SLACK = 1e-9  # of rounding, against sides of order one
-
-
-@pytest.fixture(autouse=True, scope="module")
-def double_precision():
-    with jax.enable_x64(True):
-        yield
 
 
 # Load balancing and specialisation

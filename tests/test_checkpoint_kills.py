@@ -83,10 +83,10 @@ def test_kill_9_at_random_moments_never_costs_more_than_the_save_in_progress(tmp
     with processes.start(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as saver:
         assert saver.stdin is not None
         assert saver.stdout is not None
-        # On a busy machine it may take more of them until one has hit a save.
+        # On a busy machine or a slow disk it may take more of them, and later ones, until one has hit a save.
         while kills < 25 or (kills < 1000 and not (latest and halves)):
             kills += 1
-            print(random.uniform(0.002, 0.06), latest, file=saver.stdin, flush=True)
+            print(random.uniform(0.002, 0.06) * (1 + kills // 25), latest, file=saver.stdin, flush=True)
             assert int(saver.stdout.readline()) == -signal.SIGKILL
 
             loaded = load_latest(tmp_path, like)

@@ -6,6 +6,7 @@ CPU; most of the time is compiling, so all probes with the same spaces share one
 """
 
 import dataclasses
+from types import MappingProxyType
 
 import equinox as eqx
 import jax
@@ -41,8 +42,9 @@ def configuration(kind):
     return dataclasses.replace(CONFIG, actor=actor, methods=() if kind == "mlp" else CONFIG.methods)
 
 
-def fresh(config, spec, numbers):
-    """LeCun-normal networks by numpy: the package's own take longer to compile than these tasks to learn."""
+def fresh(config, spec, numbers, constants=MappingProxyType({"temperature": 1})):
+    """LeCun-normal networks by numpy: the package's own take longer to compile than these tasks to learn. What is no
+    kernel is 0, or a constant where its name holds one of these."""
     seeds = jnp.arange(len(SEEDS), dtype=jnp.uint32)
     shapes = eqx.filter_eval_shape(lambda: rows.init(config, spec, seeds, numbers))
     rng = np.random.default_rng(0)
@@ -51,7 +53,8 @@ def fresh(config, spec, numbers):
         name = jax.tree_util.keystr(path)
         if "kernel" in name and "moments" not in name:
             return jnp.asarray(leaf.shape[-2] ** -0.5 * rng.normal(size=leaf.shape), leaf.dtype)
-        return jnp.ones(leaf.shape, leaf.dtype) if "temperature" in name else jnp.zeros(leaf.shape, leaf.dtype)
+        value = next((constants[part] for part in constants if part in name), 0)
+        return jnp.full(leaf.shape, value, leaf.dtype)
 
     return jax.tree_util.tree_map_with_path(fill, shapes)
 

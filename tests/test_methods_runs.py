@@ -32,7 +32,7 @@ TRAINED = ["c-chain", "cbp", "parseval", "redo", "spectral-norm", "spectral-reg"
 # Two short tasks with a known best action; busy methods are made to act within them.
 LADDER = FleetConfig(
     tasks=("probe/observed-action", "probe/observed-action"),
-    steps_per_task=20 * 256,
+    steps_per_task=12 * 256,
     seeds=(0,),
     rho=(0.0, 0.1),
     learner=PPO(
@@ -76,7 +76,7 @@ def stopped_and_resumed(config, directory, after):
 def test_every_method_learns_and_resumes_to_the_same_numbers(method, tmp_path):
     config = fleet_of(method)
     train(config, tmp_path / "straight", quiet=True)
-    stopped_and_resumed(config, tmp_path / "resumed", after=27)  # in the second task
+    stopped_and_resumed(config, tmp_path / "resumed", after=18)  # in the second task
     fleets.assert_same(tmp_path / "straight", tmp_path / "resumed")
     for one_run in config.runs:
         path = tmp_path / "straight" / one_run.name

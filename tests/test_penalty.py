@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from matrices import brute
+from matrices import brute, one_hot_features
 
 import sphere
 from sphere import penalty as penalties
@@ -49,15 +49,6 @@ def routed(n, k, width, num_experts, seed, unused=()):
     return rng.normal(size=(n, k, width)), experts
 
 
-def materialise(features, experts, num_experts):
-    n, k, width = features.shape
-    phi = np.zeros((n, num_experts, width))
-    for i in range(n):
-        for j in range(k):
-            phi[i, experts[i, j]] += features[i, j]
-    return phi.reshape(n, -1)
-
-
 @pytest.mark.parametrize("shape", [(30, 8), (8, 30), (1, 5), (9, 9)])
 def test_penalty_and_gradient_equal_those_of_the_materialised_gram(shape):
     phi = np.random.default_rng(0).normal(size=shape)
@@ -81,8 +72,8 @@ def test_three_routes_agree_with_ties_and_unused_experts(num_experts):
     k = min(2, num_experts)
     unused = (0, num_experts - 1) if num_experts >= 4 else ()
     features, experts = routed(24, k, 6, num_experts, seed=num_experts, unused=unused)
-    want = brute(materialise(features, experts, num_experts))
-    want_gradient = brute_gradient(materialise(features, experts, num_experts)).reshape(24, num_experts, 6)
+    want = brute(one_hot_features(features, experts, num_experts))
+    want_gradient = brute_gradient(one_hot_features(features, experts, num_experts)).reshape(24, num_experts, 6)
     f, e = jnp.asarray(features), jnp.asarray(experts)
     for route in ("routed", "dense", "auto"):
 
@@ -100,7 +91,7 @@ def test_a_place_without_an_expert_counts_nowhere(empty):
     features, experts = routed(9, 2, 3, 4, seed=0)
     experts[2, 1] = experts[5, 0] = empty
     without = np.where((experts == empty)[:, :, None], 0, features)
-    want = brute(materialise(without, np.where(experts == empty, 0, experts), 4))
+    want = brute(one_hot_features(without, np.where(experts == empty, 0, experts), 4))
     for route in ("routed", "dense"):
         got = penalties.anisotropy(routed_gram(jnp.asarray(features), jnp.asarray(experts), 4, route))
         np.testing.assert_allclose(got, want, rtol=1e-10)
@@ -113,7 +104,7 @@ def test_routed_gram_on_random_shapes(n, num_experts, width, seed):
     features, experts = routed(n, k, width, num_experts, seed)
     with jax.enable_x64(True):
         got = jax.jit(partial(routed_gram, num_experts=num_experts, route="routed"))(features, experts)
-    phi = materialise(features, experts, num_experts)
+    phi = one_hot_features(features, experts, num_experts)
     a = phi.T @ phi / n
     np.testing.assert_allclose(got.trace, np.trace(a), rtol=1e-10)
     np.testing.assert_allclose(got.square, np.sum(a * a), rtol=1e-10)

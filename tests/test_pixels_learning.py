@@ -101,7 +101,8 @@ def test_a_rollout_holds_every_image_once(played):
 @pytest.fixture(scope="module")
 def state():
     learner = config().learner
-    return learner, learner.init(SPEC, jnp.uint32(0), {name: jnp.float32(v) for name, v in learner.numbers.items()})
+    given = {name: jnp.float32(value) for name, value in learner.numbers.items()}
+    return learner, jax.jit(lambda: learner.init(SPEC, jnp.uint32(0), given))()
 
 
 def test_advantages_equal_those_of_whole_observations(played, state):
@@ -119,9 +120,9 @@ def test_advantages_equal_those_of_whole_observations(played, state):
     reward = np.random.default_rng(1).normal(size=ended.shape).astype(np.float32)[run]
     done = (ended | cut)[run]
     rollout = Rollout(own, jnp.zeros((*done.shape, 2)), jnp.zeros(done.shape), reward, None, ended[run], done)
-    batch = prepare(critic, rollout, 0.99, 0.95)
+    batch = eqx.filter_jit(prepare)(critic, rollout, 0.99, 0.95)
     discount, lam = 0.99 * (1 - ended[run].astype(np.float32)), 0.95 * (1 - done.astype(np.float32))
-    want = jax.vmap(gae, in_axes=1, out_axes=1)(reward, discount, flat(obs), flat(final), lam)
+    want = jax.jit(jax.vmap(gae, in_axes=1, out_axes=1))(reward, discount, flat(obs), flat(final), lam)
     np.testing.assert_allclose(batch.advantage, want.reshape(-1), rtol=1e-4, atol=1e-5)
     assert batch.obs.size == 0, "images are no part of the table of floats"
 
@@ -132,8 +133,9 @@ def test_log_probabilities_are_those_of_whole_observations(played, state):
     actor = made.nets["actor"]
     own = Frames(*(jnp.asarray(leaf[0]) for leaf in frames))
     action = jnp.asarray(np.random.default_rng(2).normal(size=(*ended.shape[1:], 2)).astype(np.float32))
-    log_prob = by_time(own, lambda x, a: actor(x)[0].log_prob(a), action)
-    want = actor(jnp.asarray(obs[0].reshape(-1, *obs.shape[3:])))[0].log_prob(action.reshape(-1, 2))
+    judge = eqx.filter_jit(lambda actor, x, a: actor(x)[0].log_prob(a))
+    log_prob = eqx.filter_jit(lambda actor: by_time(own, lambda x, a: actor(x)[0].log_prob(a), action))(actor)
+    want = judge(actor, jnp.asarray(obs[0].reshape(-1, *obs.shape[3:])), action.reshape(-1, 2))
     np.testing.assert_allclose(log_prob.reshape(-1), want, rtol=1e-5, atol=1e-5)
 
 
@@ -150,12 +152,15 @@ def test_minibatches_see_the_images_of_their_rows(played):
     data = {name: column.astype(np.float32) for name, column in columns.items()}
     data |= {"obs": frames, "next_obs": None, "terminated": ended, "done": ended | cut}
     data = rows.annotated(learner, rows.policy(learner, made), data)
-    critics, wanted = made.nets["critic"], []
-    for run in range(2):
-        critic, own = jax.tree.map(lambda leaf, run=run: leaf[run], (critics, dict(data)))
-        flat = prepare(critic, Rollout(**jax.tree.map(jnp.asarray, own)), learner.gamma, learner.gae_lambda)
-        value = by_time(Frames(*map(jnp.asarray, own["obs"])), lambda obs, critic=critic: critic(obs)[0])[:-1]
-        wanted.append(jnp.mean(jnp.square(flat.returns - value.reshape(-1))))
+
+    @eqx.filter_jit
+    def error(critic, own):
+        flat = prepare(critic, Rollout(**own), learner.gamma, learner.gae_lambda)
+        value = by_time(own["obs"], lambda obs: critic(obs)[0])[:-1]
+        return jnp.mean(jnp.square(flat.returns - value.reshape(-1)))
+
+    both = made.nets["critic"], jax.tree.map(jnp.asarray, dict(data))
+    wanted = [error(*jax.tree.map(lambda leaf, run=run: leaf[run], both)) for run in range(2)]
     _, metrics = rows.update(learner, made, given, data, seeds, Clock(np.int32(0), np.float32(0.1)))
     np.testing.assert_allclose(metrics["kl"], 0, atol=1e-5)
     np.testing.assert_allclose(metrics["value_loss"], wanted, rtol=1e-4)

@@ -1,6 +1,5 @@
 """The pool against hand-stepped episodes, itself with other workers, and everything that can go wrong."""
 
-import gc
 import os
 import zlib
 
@@ -14,6 +13,8 @@ from walk import HORIZON, Walk, draw, play
 
 from sphere import envs
 from sphere.envs.pool import Pool
+
+pytestmark = pytest.mark.usefixtures("no_orphans")
 
 
 def by_hand(seed, index, actions, task="walk"):
@@ -45,14 +46,6 @@ def assert_same(a, b):
     for x, y in zip(a, b, strict=True):
         assert x.dtype == y.dtype
         np.testing.assert_array_equal(x, y)
-
-
-@pytest.fixture(autouse=True)
-def no_orphans(new_garbage_alone):
-    before = children(os.getpid())
-    yield
-    gc.collect()
-    assert children(os.getpid()) <= before
 
 
 @pytest.fixture(scope="module")
@@ -265,3 +258,19 @@ def test_make_knows_suites_and_tasks_by_name():
         envs.make("probe/reach-nort")
     with pytest.raises(ValueError, match="'reach-north' has no suite; write 'suite/task', for example 'probe/"):
         envs.make("reach-north")
+
+
+def test_a_suite_names_the_pool_that_its_settings_need(monkeypatch):
+    class Own(Pool):
+        pass
+
+    class Walker(Walk):
+        @staticmethod
+        def pool(trouble="", **others):
+            return Own if trouble == "late" else Pool
+
+    monkeypatch.setattr(envs, "suite", lambda name: Walker)
+    for settings, kind in (({"trouble": "late"}, Own), ({}, Pool)):
+        with envs.make("walk/walk", 2, workers=0, **settings) as pool:
+            assert type(pool) is kind
+            assert pool.reset()[0].shape == (2, 3)

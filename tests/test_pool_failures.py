@@ -11,20 +11,13 @@ from pathlib import Path
 import numpy as np
 import processes
 import pytest
-from processes import PATIENCE, alive, children, wait_until_gone
+from processes import PATIENCE, alive, wait_until_gone
 from walk import TROUBLED, Walk, play
 
 from sphere.envs import handles
 from sphere.envs.pool import Pool, WorkerError
 
-
-@pytest.fixture(autouse=True)
-def no_orphans(new_garbage_alone):
-    before = children(os.getpid())
-    yield
-    processes.end_all()
-    gc.collect()
-    assert children(os.getpid()) <= before
+pytestmark = pytest.mark.usefixtures("no_orphans")
 
 
 @pytest.fixture

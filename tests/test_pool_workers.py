@@ -1,6 +1,5 @@
 """Worker processes of a pool: how many, how light, and no step lost at any pace."""
 
-import gc
 import os
 import time
 from pathlib import Path
@@ -15,13 +14,7 @@ from sphere.envs import handles
 from sphere.envs import pool as pool_module
 from sphere.envs.pool import Pool
 
-
-@pytest.fixture(autouse=True)
-def no_orphans(new_garbage_alone):
-    before = children(os.getpid())
-    yield
-    gc.collect()
-    assert children(os.getpid()) <= before
+pytestmark = pytest.mark.usefixtures("no_orphans")
 
 
 def test_workers_are_light_and_leave_nothing_in_shm():

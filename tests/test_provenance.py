@@ -4,6 +4,7 @@ import json
 import subprocess
 
 import pytest
+from processes import PATIENCE
 
 from sphere.storage import provenance, run_directory
 
@@ -21,7 +22,8 @@ def test_environment_names_versions_commit_and_device(tmp_path):
     assert environment["cpus"] >= 1
 
 
-def test_git_is_none_outside_a_checkout_and_inside_somebody_elses(tmp_path):
+def test_git_is_none_outside_a_checkout_and_inside_somebody_elses(tmp_path, monkeypatch):
+    monkeypatch.setattr(provenance, "GIT_SECONDS", PATIENCE)
     git = ["git", "-C", str(tmp_path)]
     assert provenance._git(tmp_path) is None
     subprocess.run([*git, "init", "-q"], check=True)

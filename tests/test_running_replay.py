@@ -4,28 +4,18 @@ import shutil
 
 import fleets
 import pytest
-from fleets import changed
+from fleets import OFF_POLICY, changed
 from test_running_fleet import ONE, RUN, after
 
-from sphere.algos.td3 import TD3
 from sphere.cli.main import main
-from sphere.nets import NetConfig
 from sphere.storage import files
 from sphere.training.loop import train
 
 REMEMBERING = changed(
     ONE,
     normalise_observations=False,
-    learner=TD3(
-        num_envs=4,
-        rollout_steps=16,
-        update_ratio=0.125,
-        batch_size=16,
-        buffer_size=100,
-        learning_starts=16,
-        actor=NetConfig(kind="mlp", width=8, depth=1),
-        critic=NetConfig(kind="mlp", width=8, depth=1),
-        methods=(),
+    learner=changed(
+        OFF_POLICY.learner, buffer_size=100, learning_starts=16, critic=OFF_POLICY.learner.actor, methods=()
     ),
 )
 MEMORY = f"{RUN}/replay-000000.bin"

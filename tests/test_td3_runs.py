@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import kill
 import numpy as np
 import pytest
+from fleets import OFF_POLICY as TINY
 from fleets import changed
 
-from sphere.algos.td3 import TD3
 from sphere.envs import policy_arrays
 from sphere.envs.policy import Policy
 from sphere.nets import DeterministicActor, Explorer, NetConfig, build
@@ -18,24 +18,6 @@ from sphere.storage.appended import AppendedRows
 from sphere.training import limits, loop
 from sphere.training.plan import plan
 from sphere.training.settings import Boundary
-
-TINY = changed(
-    fleets.TINY,
-    seeds=(0, 1),
-    rho=(0.1,),
-    steps_per_task=640,
-    normalise_observations=False,
-    learner=TD3(
-        num_envs=4,
-        rollout_steps=16,
-        update_ratio=0.125,
-        batch_size=16,
-        buffer_size=400,
-        learning_starts=128,
-        actor=NetConfig(kind="mlp", width=8, depth=1),
-        critic=NetConfig(kind="top-k", width=8, depth=1, experts=3, top_k=2),
-    ),
-)
 
 
 @pytest.fixture(scope="module")

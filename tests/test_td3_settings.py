@@ -3,20 +3,11 @@
 import dataclasses
 
 import pytest
+from test_td3 import CONFIG
 
 from sphere.algos.td3 import TD3
 from sphere.methods import CBP, CChain, Sphere
 from sphere.nets import NetConfig
-
-CONFIG = TD3(
-    num_envs=16,
-    rollout_steps=8,
-    update_ratio=0.5,
-    batch_size=64,
-    buffer_size=4096,
-    learning_starts=256,
-    critic=NetConfig(kind="top-k", width=16, depth=2, experts=4, top_k=2),
-)
 
 
 @pytest.mark.parametrize(

@@ -20,13 +20,8 @@ from sphere import bounds, spectrum
 
 # Widths of (features, gradients) per expert.
 PARTITIONS = st.sampled_from([((3,), (3,)), ((1, 2), (2, 1)), ((2, 1, 1), (1, 2, 1))])
+pytestmark = pytest.mark.usefixtures("double_precision")
 SLACK = 1e-9  # of rounding, against sides of order one
-
-
-@pytest.fixture(autouse=True, scope="module")
-def double_precision():
-    with jax.enable_x64(True):
-        yield
 
 
 @st.composite

@@ -1,6 +1,5 @@
 """The paper's statements about the effective rank, its identities and mixtures, in float64."""
 
-import jax
 import numpy as np
 import pytest
 import scipy.linalg
@@ -11,13 +10,8 @@ from numpy.testing import assert_allclose
 
 from sphere import spectrum
 
+pytestmark = pytest.mark.usefixtures("double_precision")
 SLACK = 1e-9  # of rounding, against sides of order one
-
-
-@pytest.fixture(autouse=True, scope="module")
-def double_precision():
-    with jax.enable_x64(True):
-        yield
 
 
 @FEW

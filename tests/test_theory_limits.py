@@ -24,13 +24,8 @@ from sphere.nets.trace import expert_signals
 from sphere.penalty import anisotropy, gram, scale_free
 from sphere.variants import feature_blocks, gradient_blocks
 
+pytestmark = pytest.mark.usefixtures("double_precision")
 SLACK = 1e-9
-
-
-@pytest.fixture(autouse=True, scope="module")
-def double_precision():
-    with jax.enable_x64(True):
-        yield
 
 
 def feature_step(phi, step_size):

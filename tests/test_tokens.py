@@ -5,11 +5,14 @@ What a Transformer needs, without attention: a linear layer and a LayerNorm that
 token with a residual, a second one, the mean over tokens, a linear head.
 """
 
+from functools import partial
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from matrices import brute
 from networks import EXPERTS, OUT, TOKENS, WIDTH, np_mlp, np_rows, token_inputs, token_net
 
 from sphere import bounds, ntk
@@ -41,12 +44,6 @@ def rank_of(matrix):
     p = np.linalg.eigvalsh(matrix)
     p = p[p > 1e-14 * p.max()] / p.sum()
     return np.exp(-np.sum(p * np.log(p)))
-
-
-def brute(phi):
-    """||A - (tr(A) / m) I||_F^2 with A = phi^T phi / rows."""
-    a = phi.T @ phi / len(phi)
-    return np.sum((a - np.trace(a) / len(a) * np.eye(len(a))) ** 2)
 
 
 @pytest.mark.parametrize("compute", ["dense", "grouped"])
@@ -259,21 +256,22 @@ def test_load_balancing_is_summed_over_mixtures():
 
 
 def twin_of(kind_of):
-    twin = TwinQ(kind_of, key=jax.random.key(3))
+    twin = eqx.filter_jit(lambda: TwinQ(kind_of, key=jax.random.key(3)))()
     obs, action = jnp.asarray(np.random.default_rng(2).normal(size=(6, 5))), jnp.ones((6, 2))
-    return twin, jnp.concatenate([obs, action], axis=1), twin(obs, action)[1]
+    return twin, jnp.concatenate([obs, action], axis=1), eqx.filter_jit(twin)(obs, action)[1]
 
 
 def test_a_penalty_on_a_pair_is_the_sum_over_its_trunks():
     twin, joint, trace = twin_of(lambda key: MLP(7, 1, 6, 2, key=key))
     each = [brute(np.array([np_mlp(trunk, row)[1] for row in np.asarray(joint)])) for trunk in twin.trunks.values()]
-    np.testing.assert_allclose(penalty(PenaltyConfig(), twin, joint, trace), sum(each), rtol=1e-6)
+    value = eqx.filter_jit(partial(penalty, PenaltyConfig()))(twin, joint, trace)
+    np.testing.assert_allclose(value, sum(each), rtol=1e-6)
 
     def function(params):
         look = Look("critic", params, params, joint, trace, None, lambda net: net)
         return jnp.sum(params.first.head.kernel), look, None
 
-    values, _ = Sphere(placement="critic").gradient("critic", function)(twin, 0.1)
+    values, _ = eqx.filter_jit(Sphere(placement="critic").gradient("critic", function))(twin, 0.1)
     np.testing.assert_allclose(values.penalty, sum(each), rtol=1e-6)
 
 
@@ -290,5 +288,5 @@ def test_shared_parts_stand_with_the_gate_in_the_bounds():
     """Both inequalities hold with everything that is no expert in the gate's place."""
     blocks = eqx.filter_jit(ntk.blocks)(token_net(), token_inputs())
     for bound in (bounds.gate_expert_decoupling, bounds.ignoring_gate):
-        left, right = bound(blocks.gate + blocks.shared, blocks.expert, 2 * N)
+        left, right = jax.jit(bound, static_argnums=2)(blocks.gate + blocks.shared, blocks.expert, 2 * N)
         assert 0 < left <= right

@@ -6,7 +6,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install 'sphere-rl[torch]'")
 torch.set_num_threads(1)  # threads that wait for each other on a busy machine take forty times as long
 
-from torch_mixtures import phi_of, random_mixture
+from matrices import one_hot_features
+from torch_mixtures import random_mixture
 
 import sphere.torch as st
 from sphere.torch import blocks, penalty
@@ -25,7 +26,7 @@ from sphere.torch import blocks, penalty
 def test_blocks_equal_the_whole_matrix(n, k, width, experts, skew, entries, device):
     """In blocks of any size, with loads of any kind."""
     features, chosen = random_mixture(np.random.default_rng(n), n, k, width, experts, skew=skew)
-    phi = phi_of(features, chosen, experts)
+    phi = one_hot_features(features, chosen, experts)
     tensor = torch.tensor(features, device=device, requires_grad=True)
     trace, got = blocks.routed_moments(tensor, torch.tensor(chosen, device=device), experts, entries)
     got.backward()

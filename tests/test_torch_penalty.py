@@ -8,19 +8,14 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install 'sphere-rl[torch]'")
 torch.set_num_threads(1)  # threads that wait for each other on a busy machine take forty times as long
 
-from torch_mixtures import phi_of, random_mixture
+from matrices import brute, one_hot_features
+from torch_mixtures import random_mixture
 
 import sphere.penalty as jax_penalty
 import sphere.torch as st
 from sphere.torch import blocks, penalty
 
 CLOSE = {"float64": 1e-10, "float32": 1e-5}
-
-
-def brute(phi):
-    """||A - (tr A / m) I||_F^2, the matrix formed."""
-    a = phi.T @ phi / len(phi)
-    return np.sum((a - np.trace(a) / len(a) * np.eye(len(a))) ** 2)
 
 
 def both(function, jax_function, value, dtype, subtracted, device):
@@ -87,9 +82,9 @@ def test_adversarial_features_equal_brute_force(case, device):
         chosen = np.stack([np.zeros(24, int), np.ones(24, int)], axis=1)
     else:
         features = np.zeros_like(features)
-    want = brute(phi_of(features, chosen, 6))
+    want = brute(one_hot_features(features, chosen, 6))
     got = st.routed_penalty(torch.tensor(features, device=device), torch.tensor(chosen, device=device), 6).item()
-    scale = np.sum((phi_of(features, chosen, 6) ** 2).sum() / len(features)) ** 2
+    scale = np.sum((one_hot_features(features, chosen, 6) ** 2).sum() / len(features)) ** 2
     assert abs(got - want) <= 1e-12 * scale
     if case in ("orthonormal", "zeros"):
         assert abs(got) < 1e-15
@@ -98,10 +93,10 @@ def test_adversarial_features_equal_brute_force(case, device):
 def test_an_expert_named_twice_in_a_row_counts_with_the_sum():
     rng = np.random.default_rng(3)
     features, chosen = rng.normal(size=(12, 3, 4)), rng.integers(0, 3, size=(12, 3))
-    want = brute(phi_of(features, chosen, 3))
+    want = brute(one_hot_features(features, chosen, 3))
     for small in (penalty.SMALL, 0):
         moments = penalty._small if small else lambda f, e: blocks.routed_moments(f, e, 3)
-        phi = phi_of(features, chosen, 3)
+        phi = one_hot_features(features, chosen, 3)
         trace, square = moments(torch.tensor(features), torch.tensor(chosen))
         assert trace.item() == pytest.approx(np.sum(phi**2))
         assert square.item() == pytest.approx(np.sum((phi @ phi.T) ** 2))
@@ -127,9 +122,9 @@ def test_sampled_rows_are_rows_of_the_batch():
     rows = torch.randperm(50)[:10]
     torch.manual_seed(0)
     got = st.routed_penalty(torch.tensor(features), torch.tensor(chosen), 5, samples=10)
-    assert got.item() == pytest.approx(brute(phi_of(features[rows], chosen[rows], 5)), rel=1e-12)
+    assert got.item() == pytest.approx(brute(one_hot_features(features[rows], chosen[rows], 5)), rel=1e-12)
     every = st.routed_penalty(torch.tensor(features), torch.tensor(chosen), 5, samples=50)
-    assert every.item() == pytest.approx(brute(phi_of(features, chosen, 5)), rel=1e-12)
+    assert every.item() == pytest.approx(brute(one_hot_features(features, chosen, 5)), rel=1e-12)
 
 
 def nan(shape):

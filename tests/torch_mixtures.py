@@ -10,12 +10,3 @@ def random_mixture(rng, n, k, width, experts, *, skew=0.0):
         if 0 not in row:
             row[0] = 0
     return rng.normal(size=(n, k, width)), chosen
-
-
-def phi_of(features, experts, num_experts):
-    n, k, width = features.shape
-    phi = np.zeros((n, num_experts, width))
-    for i in range(n):
-        for j in range(k):
-            phi[i, experts[i, j]] += features[i, j]
-    return phi.reshape(n, -1)

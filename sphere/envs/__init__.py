@@ -106,12 +106,9 @@ def make(
     check = getattr(suite(suite_name), "check", None)
     if check is not None:
         check(**settings)
-    if settings.get("renderer") == "warp":
-        from sphere.envs import drawn
-
-        drawn.check_renderer(drawn.interpreter())
-        return drawn.DrawnPool(suite(suite_name), task, num_envs, seeds, workers, timeout, settings)
-    return Pool(suite(suite_name), task, num_envs, seeds, workers, timeout, settings)
+    own_pool = getattr(suite(suite_name), "pool", None)
+    pool = Pool if own_pool is None else own_pool(**settings)
+    return pool(suite(suite_name), task, num_envs, seeds, workers, timeout, settings)
 
 
 def functions(name: str, num_envs: int = 1, **settings: Any) -> "Functions":

@@ -65,7 +65,11 @@ class Batch(Protocol):
 
 @runtime_checkable
 class Suite(Protocol):
-    """What makes a batch of a task: in the ordinary case, the class of the batch."""
+    """What makes a batch of a task: in the ordinary case, the class of the batch.
+
+    A suite may refuse settings before a worker is started (`check`), and name the kind of pool that its batches need
+    (`pool`, a subclass of `Pool`). Both are static functions of the suite's settings.
+    """
 
     tasks: tuple[str, ...]
     __module__: str

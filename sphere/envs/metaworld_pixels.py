@@ -1,7 +1,7 @@
 """MetaWorld from pixels: `metaworld-pixels/<task>`. Physics, rewards, success and goals are those of `metaworld`."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from jaxtyping import Float, Int, Num, UInt8
@@ -13,6 +13,9 @@ from sphere.envs.metaworld import MetaWorld
 from sphere.envs.metaworld_pictures import Painter, Stage
 from sphere.envs.warp_process import geom_names
 from sphere.errors import UserError, unknown
+
+if TYPE_CHECKING:
+    from sphere.envs.pool import Pool
 
 CAMERAS = ("topview", "corner", "corner2", "corner3", "corner4", "behindGripper", "gripperPOV")
 HAND = 4
@@ -85,6 +88,18 @@ class MetaWorldPixels:
         check_settings(camera, image_size, frame_stack, renderer)
         if renderer == "mujoco":
             offscreen.platform()
+
+    @staticmethod
+    def pool(renderer: str = "mujoco", **others: Any) -> "type[Pool]":
+        """The pool of these settings: workers draw, or one process draws for all environments."""
+        if renderer == "mujoco":
+            from sphere.envs.pool import Pool
+
+            return Pool
+        from sphere.envs import drawn
+
+        drawn.check_renderer(drawn.interpreter())
+        return drawn.DrawnPool
 
     @staticmethod
     def about(pool: Any) -> str:

@@ -15,6 +15,8 @@ ENVIRONMENT = "environment.json"
 PACKAGES = ("jax", "jaxlib", "equinox", "optax", "numpy", "mujoco", "mujoco-mjx", "warp-lang", "metaworld", "gymnasium")
 """Of this process. Simulators may be others: a source says which (`simulators`)."""
 RESUMED = "resumed"
+GIT_SECONDS = 20
+"""A file system that does not answer holds no training up: the record is then without a commit."""
 
 
 def describe() -> dict[str, Any]:
@@ -85,7 +87,7 @@ def _git(root: Path) -> dict[str, Any] | None:
 
     def git(*arguments: str) -> str:
         command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
-        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=20).stdout.strip()
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=GIT_SECONDS).stdout.strip()
 
     try:
         if Path(git("rev-parse", "--show-toplevel")) != root:
