@@ -14,6 +14,7 @@ from sphere.experiments.beside_paper import last_value, value_at
 from sphere.experiments.configs import same_run, singles
 from sphere.experiments.experiment import Experiment, Found
 from sphere.experiments.gather import schedule_of, wanted
+from sphere.experiments.pages import code_of
 from sphere.report import paper
 from sphere.report.comparison_tables import paper_cell
 from sphere.report.tables import Measured
@@ -190,6 +191,13 @@ def test_hours_are_read_from_the_clock_of_the_records(made):
     (table,) = find("runtime").results(made("runtime", (0,))).tables
     assert table.columns[1:3] == ("E=10", "paper, E=10")
     assert table.rows[0][1].mean == pytest.approx(3000 / 3600)
+
+
+def test_a_page_says_the_code_of_runs_with_and_without_a_checkout():
+    versions = {"sphere-rl": "0.2.0"}
+    assert code_of({"versions": versions, "git": {"commit": "ca9a3aa1234"}}) == "commit ca9a3aa"
+    for none in ({"versions": versions, "git": None}, {"versions": versions}):
+        assert code_of(none) == "version 0.2.0, in a copy without git"
 
 
 def test_runs_that_are_missing_are_named(made, tmp_path):

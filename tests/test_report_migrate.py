@@ -26,7 +26,9 @@ WEAK = "SPHERE (coefficient gradient-norm, variant last, rho 0.01)"
 
 KEPT = {
     "cifar100-mlp": {("SPHERE", 12500): 5, ("Top-K MoE", 12500): 5},
-    "cifar100-mlp-controls": {("SPHERE", 12500): 1, ("Top-K MoE", 12500): 2},
+    "cifar100-mlp-controls": {("SPHERE", 12500): 5, ("Top-K MoE", 12500): 10},
+    "cifar100-mlp-controls-first": {("SPHERE", 12500): 1, ("Top-K MoE", 12500): 2},
+    "cifar100-vit": {("SPHERE", 12500): 5, ("Top-K MoE", 12500): 5},
     "humanoidbench-diverged": {("SPHERE", 3000320): 2},
     "humanoidbench-rl": {("SPHERE", 3000320): 2},
     "humanoidbench-stand-released": {("SPHERE", 10000384): 1, ("Top-K MoE", 10000384): 1},
@@ -40,6 +42,7 @@ KEPT = {
     "metaworld-rl-check": {("Top-K MoE", 1015808): 2},
     "metaworld-rl-exchange": {("Top-K MoE", 1032192): 1},
     "metaworld-rl-partial": {("SPHERE", 1015808): 3, ("Top-K MoE", 1015808): 3},
+    "newsgroups": {("SPHERE", 50): 10, ("Top-K MoE", 50): 10},
     "probe-crl": {("LN", 40960): 3, ("SPHERE", 40960): 3, ("Top-K MoE", 40960): 3},
 }
 """Directory of results -> label and steps of a task -> how many runs."""

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sphere.experiments import registry
 from sphere.experiments.beside_runs import BESIDE, beside_lines, networks_tables, predictors_lines, repeat_lines
@@ -190,7 +190,6 @@ def _made(name: str, result: Result, records: Archive) -> list[str]:
     lines += [wrapped(f"The whole experiment is {plural(runs, 'run')} of {_million(steps)} million steps in all."), ""]
     if not found:
         return lines
-    commits = sorted({str(records.records[path].environment.get("git", {}).get("commit", ""))[:7] for path in paths})
     for one in effort(records.records[path] for path in paths):
         text = (
             f"{one.device}: {plural(one.runs, 'run')}, {one.hours:.1f} hours ({one.run_hours:.1f} added up over runs)."
@@ -198,8 +197,15 @@ def _made(name: str, result: Result, records: Archive) -> list[str]:
         lines.append(wrapped(text, "- ", "  "))
     folders = Counter(records.short(path).split("/")[0] for path in paths)
     told = ", ".join(f"`results/{folder}` ({count})" for folder, count in sorted(folders.items()))
-    lines += ["", wrapped(f"Records: {told}. Begun with commit {', '.join(filter(None, commits))}.")]
+    code = sorted({code_of(records.records[path].environment) for path in paths})
+    lines += ["", wrapped(f"Records: {told}. Begun with {', '.join(code)}.")]
     return lines
+
+
+def code_of(environment: Mapping[str, Any]) -> str:
+    """The code that a run began with. A copy outside of a checkout knows its version only."""
+    commit = (environment.get("git") or {}).get("commit")
+    return f"commit {commit[:7]}" if commit else f"version {environment['versions']['sphere-rl']}, in a copy without git"
 
 
 def _million(steps: int) -> str:
