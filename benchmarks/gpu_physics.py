@@ -22,7 +22,7 @@ from sphere.envs.humanoidbench_verify import load
 from sphere.errors import UserError
 
 QUANTILES = (0.5, 0.9, 0.99, 1.0)
-APART = {f"{name}, {q:.0%}": ".1e" for name in ("qpos", "qvel") for q in QUANTILES}
+APART = {f"{name} {q:.0%}": ".1e" for name in ("qpos", "qvel") for q in QUANTILES}
 COMPARED = {"task": "", "steps": ",d", "between": ""} | APART
 TWICE = {"task": "", "states": ",d", "actions": "d", "equal": ".1%", "largest difference": ".1e", "seconds": ".1f"}
 

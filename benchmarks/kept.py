@@ -11,6 +11,7 @@ import platform
 import re
 import shlex
 import sys
+import textwrap
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -97,7 +98,8 @@ def read(name: str) -> tuple[dict[str, Any], Table]:
 def block(name: str) -> str:
     """What stands on a page: the table, and below it where it is from."""
     kept, table = read(name)
-    return f"{table.markdown()}\n\n`{kept['command']}`\n\n{kept['date']}, {kept['device']}\n"
+    source = textwrap.fill(f"{kept['date']}, {kept['device']}", 120)
+    return f"{table.markdown()}\n\n`{kept['command']}`\n\n{source}\n"
 
 
 def filled(text: str) -> str:

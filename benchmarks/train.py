@@ -28,8 +28,8 @@ from sphere.training.group import Group
 from sphere.training.progress import plural
 from sphere.training.settings import FleetConfig
 
-COLUMNS = {"simulators": "", "runs": "d", "steps per iteration": ",d", "collecting alone, s": ".3f"}
-COLUMNS |= {"evaluation, s": ".3f", "all together, s": ".3f", "steps/s": ",.0f", "before the clock, s": ".0f"}
+COLUMNS = {"simulators": "", "runs": "d", "steps, iteration": ",d", "collecting alone, s": ".3f"}
+COLUMNS |= {"evaluation, s": ".3f", "all together, s": ".3f", "steps/s": ",.0f", "before, s": ".0f"}
 """Seconds per iteration. Collecting: group by group. Evaluation: with diagnostics, as often as training has it. Before
 the clock: compiling, Warp's kernels too, and two iterations."""
 

@@ -155,9 +155,10 @@ GIVEN = {
     "docs/methods.md": "0.05 0.1 10,000 0.99 1e-4 1e-3 1e-2",  # settings
     "docs/metrics.md": "0.05 1.96 1.5 0.9 0.5 0.3 30 100 1000 32 64 95 1e-7 3e-5",  # what was made up; rounding
     "docs/pixels.md": "72 0.9 0.18 0.32 84",  # settings, and the paper's numbers
-    "docs/pytorch.md": "0.1 0.3 1.0 1e-10 1e-5 1e-4 1e-8",  # values of rho, targets of tests, floors
+    "docs/pytorch.md": "0.1 0.3 1.0 1,024 1e-10 1e-5 1e-4 1e-8",  # values of rho, targets of tests, floors
     "docs/report.md": "0.1 0.00 0.20 0.40 95 20,000 9,999",  # settings, versions, and what a format looks like
-    "docs/streams.md": "1,024 0.1 0.29 0.48 53 0.01 0.3 1.0 2,500 20,000 125 256",  # settings, and the paper's numbers
+    "docs/streams.md": "1,024 0.1 0.29 0.48 0.38 0.52 0.17 0.27 0.01 0.02 0.03 6.55 10.03 4.54 7.46 2.71 14.55 0.3 1.0 "
+    "2,500 20,000 125 256",  # settings, and the paper's numbers
     "docs/td3.md": "328 0.1 0.3 0.5",  # settings, and a size that follows from them
     "docs/theory.md": "0.861 2,560",  # the paper's
     "docs/tutorials/jax.md": "0.1",  # a value of rho

@@ -2,68 +2,114 @@
 
 import json
 import re
+from functools import cache
 from pathlib import Path
+from statistics import fmean, pstdev
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "streams.md").read_text()
 COLUMNS = ("evaluation/accuracy_of_all", "evaluation/accuracy_within_task", "heldout/feature_norm", "heldout/ntk_rank")
+FORMS = (".3f", ".3f", ".1f", ".1f", ".1f")
+STREAMS = {  # first cells of a row -> runs, seeds, tasks, which of both scores is the paper's
+    ("CIFAR-100, MLP", "fine-tune"): ("cifar100-mlp/rho0", 5, 20, 0),
+    ("CIFAR-100, MLP", "SPHERE"): ("cifar100-mlp/rho0.1", 5, 20, 0),
+    ("CIFAR-100, ViT", "fine-tune"): ("cifar100-vit/rho0", 5, 20, 0),
+    ("CIFAR-100, ViT", "SPHERE"): ("cifar100-vit/rho0.1", 5, 20, 0),
+    ("20 Newsgroups", "fine-tune"): ("newsgroups/rho0", 10, 400, 1),
+    ("20 Newsgroups", "SPHERE"): ("newsgroups/rho0.1", 10, 400, 1),
+}
 CONTROLS = {
-    "no penalty, weight decay 0.01": "cifar100-mlp/rho0-seed0",
-    "no penalty, weight decay 0.3": "cifar100-mlp-controls/rho0-weight_decay0.3-seed0",
-    "no penalty, weight decay 1.0": "cifar100-mlp-controls/rho0-weight_decay1-seed0",
-    r"a penalty on \|\|A\|\| alone, rho 0.1": "cifar100-mlp-controls/rho0.1-seed0",
-    "SPHERE, rho 0.1": "cifar100-mlp/rho0.1-seed0",
+    "fine-tune, weight decay 0.01": "cifar100-mlp/rho0",
+    "weight decay 0.3": "cifar100-mlp-controls/rho0-weight_decay0.3",
+    "weight decay 1.0": "cifar100-mlp-controls/rho0-weight_decay1",
+    r"a penalty on \|\|A\|\| alone, rho 0.1": "cifar100-mlp-controls/rho0.1",
+    "SPHERE, rho 0.1": "cifar100-mlp/rho0.1",
 }
 
 
-def numbers(run: str) -> list[str]:
-    """As the page has them: means over the evaluations after each task, and r_e(K) at the last."""
-    lines = [json.loads(line) for line in (ROOT / "results" / run / "metrics.jsonl").read_text().splitlines()]
+def run(name: str, tasks: int) -> list[float]:
+    """Means over the evaluations after each task, and r_e(K) at the last."""
+    lines = [json.loads(line) for line in (ROOT / "results" / name / "metrics.jsonl").read_text().splitlines()]
     lines = [line for line in lines if COLUMNS[0] in line]
-    assert len(lines) == 20
-    means = [sum(line[name] for line in lines) / 20 for name in COLUMNS]
-    return [f"{means[0]:.3f}", f"{means[1]:.3f}", f"{means[2]:.1f}", f"{means[3]:.1f}", f"{lines[-1][COLUMNS[3]]:.1f}"]
+    assert len(lines) == tasks
+    ranks = [line[COLUMNS[3]] for line in lines if COLUMNS[3] in line]
+    return [*(fmean(line[name] for line in lines if name in line) for name in COLUMNS), ranks[-1]]
+
+
+@cache
+def values(runs: str, seeds: int, tasks: int) -> tuple[tuple[float, float], ...]:
+    """Mean and deviation over seeds of every column."""
+    columns = zip(*(run(f"{runs}-seed{seed}", tasks) for seed in range(seeds)), strict=True)
+    return tuple((fmean(column), pstdev(column)) for column in columns)
+
+
+def numbers(runs: str, seeds: int, tasks: int) -> list[str]:
+    """As the page has them."""
+    return [f"{mean:{form}} ± {sd:{form}}" for (mean, sd), form in zip(values(runs, seeds, tasks), FORMS, strict=True)]
 
 
 def cells(row: str) -> list[str]:
     return [cell.strip() for cell in re.split(r"(?<!\\)\|", row.strip().strip("|"))]
 
 
-ROWS = [cells(row) for row in PAGE.splitlines() if row.startswith("|")]
+def tables() -> list[list[list[str]]]:
+    """Of the page's results; an empty first cell is that of the row above."""
+    found: list[list[list[str]]] = []
+    for block in re.findall(r"(?:^\|.*\n)+", PAGE[PAGE.index("## Results") : PAGE.index("## Speed")], re.MULTILINE):
+        rows = [cells(row) for row in block.splitlines()][2:]
+        for row, above in zip(rows[1:], rows, strict=False):
+            row[0] = row[0] or above[0]
+        found.append(rows)
+    return found
 
 
-@pytest.mark.parametrize("rho", ["0", "0.1"])
-def test_every_seed_of_splitcifar_is_in_the_table(rho):
-    first = next(i for i, row in enumerate(ROWS) if row[:2] == [{"0": "Fine-tune", "0.1": "SPHERE, rho 0.1"}[rho], "0"])
-    for seed in range(5):
-        assert ROWS[first + seed][1:] == [str(seed), *numbers(f"cifar100-mlp/rho{rho}-seed{seed}")]
+SCORES, FEATURES, OF_CONTROLS = tables()
+
+
+@pytest.mark.parametrize("key", STREAMS, ids=" ".join)
+def test_streams(key):
+    runs, seeds, tasks, paper = STREAMS[key]
+    want = numbers(runs, seeds, tasks)
+    scores = [f"*{cell}*" if place == paper else cell for place, cell in enumerate(want[:2])]
+    assert [row[2:5] for row in SCORES if tuple(row[:2]) == key] == [[str(seeds), *scores]]
+    assert [row[2:5] for row in FEATURES if tuple(row[:2]) == key] == [want[2:]]
 
 
 @pytest.mark.parametrize("name", CONTROLS)
 def test_controls_of_splitcifar(name):
-    (row,) = [row for row in ROWS if row[0] == name and len(row) == 6]
-    assert row[1:] == numbers(CONTROLS[name])
+    assert [row[1:] for row in OF_CONTROLS if row[0] == name] == [numbers(CONTROLS[name], 5, 20)]
+
+
+def test_no_row_is_without_records():
+    assert {tuple(row[:2]) for row in SCORES} == {tuple(row[:2]) for row in FEATURES} == set(STREAMS)
+    assert {row[0] for row in OF_CONTROLS} == set(CONTROLS)
 
 
 def accounted() -> set[str]:
-    """Every number that the records give for the page: its tables, and what is said of them."""
-    pairs = [[numbers(f"cifar100-mlp/rho{rho}-seed{seed}") for rho in ("0", "0.1")] for seed in range(5)]
-    found = {cell for pair in pairs for row in pair for cell in row}
-    found |= {cell for run in CONTROLS.values() for cell in numbers(run)}
-    for plain, ours in pairs:
-        found |= {f"{float(ours[1]) - float(plain[1]):.3f}", f"{100 * (float(ours[3]) / float(plain[3]) - 1):.0f}"}
-    return found
+    """Every number that the records give for the page."""
+    found = [cell for runs, seeds, tasks, _ in STREAMS.values() for cell in numbers(runs, seeds, tasks)]
+    found += [cell for runs in CONTROLS.values() for cell in numbers(runs, 5, 20)]
+    return {number for cell in found for number in cell.split(" ± ")} | {
+        str(seeds) for _, seeds, *_ in STREAMS.values()
+    }
 
 
-def test_what_is_said_of_the_table():
-    runs = {(rho, seed): numbers(f"cifar100-mlp/rho{rho}-seed{seed}") for rho in ("0", "0.1") for seed in range(5)}
-    pairs = [(runs["0", seed], runs["0.1", seed]) for seed in range(5)]
-    gains = sorted(round(float(ours[1]) - float(plain[1]), 3) for plain, ours in pairs)
-    ranks = sorted(float(ours[3]) / float(plain[3]) - 1 for plain, ours in pairs)
-    text = " ".join(PAGE.split())
-    assert f"SPHERE gains {gains[0]} to {gains[-1]}" in text
-    assert f"by {100 * ranks[0]:.0f} to {100 * ranks[-1]:.0f}%" in text
-    assert sum(float(ours[4]) < float(plain[4]) for plain, ours in pairs) == 4
-    assert "in four of five seeds" in text
+def test_what_is_said_of_the_tables():
+    """The sentences, in their order; scores are the paper's."""
+
+    def of(stream: str, method: str) -> tuple[float, float]:
+        runs, seeds, tasks, paper = STREAMS[stream, method]
+        return values(runs, seeds, tasks)[paper]
+
+    gain = {stream: of(stream, "SPHERE")[0] - of(stream, "fine-tune")[0] for stream, _ in STREAMS}
+    assert gain["CIFAR-100, MLP"] > 0.2 > 0.02 > gain["20 Newsgroups"] > 0 > gain["CIFAR-100, ViT"]
+    assert abs(of("CIFAR-100, ViT", "fine-tune")[0] - 0.52) < 0.02  # what the paper has for SPHERE
+    assert of("20 Newsgroups", "fine-tune")[0] / 0.17 == pytest.approx(3, abs=0.1)
+    plain, _, decay, norm, ours = (values(runs, 5, 20) for runs in CONTROLS.values())
+    assert 0 < ours[0][0] - norm[0][0] < norm[0][1]  # less than the deviation over seeds
+    assert norm[2][0] == pytest.approx(ours[2][0], rel=0.05)  # features as short
+    assert (decay[0][0] - plain[0][0]) / (ours[0][0] - plain[0][0]) > 0.7  # most of the way
+    assert decay[3][0] < plain[3][0] < ours[3][0]  # r_e(K) on average
+    assert all(abs(ours[1][0] - other[1][0]) < 0.01 for other in (decay, norm))

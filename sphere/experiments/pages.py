@@ -205,7 +205,9 @@ def _made(name: str, result: Result, records: Archive) -> list[str]:
 def code_of(environment: Mapping[str, Any]) -> str:
     """The code that a run began with. A copy outside of a checkout knows its version only."""
     commit = (environment.get("git") or {}).get("commit")
-    return f"commit {commit[:7]}" if commit else f"version {environment['versions']['sphere-rl']}, in a copy without git"
+    return (
+        f"commit {commit[:7]}" if commit else f"version {environment['versions']['sphere-rl']}, in a copy without git"
+    )
 
 
 def _million(steps: int) -> str:
