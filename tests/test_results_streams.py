@@ -31,11 +31,15 @@ CONTROLS = {
 
 def run(name: str, tasks: int) -> list[float]:
     """Means over the evaluations after each task, and r_e(K) at the last."""
-    lines = [json.loads(line) for line in (ROOT / "results" / name / "metrics.jsonl").read_text().splitlines()]
-    lines = [line for line in lines if COLUMNS[0] in line]
+    lines = evaluations(name)
     assert len(lines) == tasks
     ranks = [line[COLUMNS[3]] for line in lines if COLUMNS[3] in line]
     return [*(fmean(line[name] for line in lines if name in line) for name in COLUMNS), ranks[-1]]
+
+
+def evaluations(name: str) -> list[dict[str, float]]:
+    lines = [json.loads(line) for line in (ROOT / "results" / name / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if COLUMNS[0] in line]
 
 
 @cache
@@ -48,6 +52,15 @@ def values(runs: str, seeds: int, tasks: int) -> tuple[tuple[float, float], ...]
 def numbers(runs: str, seeds: int, tasks: int) -> list[str]:
     """As the page has them."""
     return [f"{mean:{form}} ± {sd:{form}}" for (mean, sd), form in zip(values(runs, seeds, tasks), FORMS, strict=True)]
+
+
+def first_tasks(tasks: int) -> list[str]:
+    """Of text: accuracy over the first tasks and r_e(K) after them, of both methods."""
+    runs = [[evaluations(f"newsgroups/rho{rho}-seed{seed}")[:tasks] for seed in range(10)] for rho in ("0", "0.1")]
+    scores = [[fmean(line[COLUMNS[1]] for line in one) for one in method] for method in runs]
+    ranks = [[one[-1][COLUMNS[3]] for one in method] for method in runs]
+    both = [(column, form) for columns, form in ((scores, ".3f"), (ranks, ".1f")) for column in columns]
+    return [f"{fmean(column):{form}} ± {pstdev(column):{form}}" for column, form in both]
 
 
 def cells(row: str) -> list[str]:
@@ -65,7 +78,8 @@ def tables() -> list[list[list[str]]]:
     return found
 
 
-SCORES, FEATURES, OF_CONTROLS = tables()
+SCORES, FEATURES, FIRST, OF_CONTROLS = tables()
+TASKS = (40, 100, 200, 400)
 
 
 @pytest.mark.parametrize("key", STREAMS, ids=" ".join)
@@ -82,6 +96,10 @@ def test_controls_of_splitcifar(name):
     assert [row[1:] for row in OF_CONTROLS if row[0] == name] == [numbers(CONTROLS[name], 5, 20)]
 
 
+def test_the_first_tasks_of_text():
+    assert [[str(tasks), *first_tasks(tasks)] for tasks in TASKS] == FIRST
+
+
 def test_no_row_is_without_records():
     assert {tuple(row[:2]) for row in SCORES} == {tuple(row[:2]) for row in FEATURES} == set(STREAMS)
     assert {row[0] for row in OF_CONTROLS} == set(CONTROLS)
@@ -89,11 +107,10 @@ def test_no_row_is_without_records():
 
 def accounted() -> set[str]:
     """Every number that the records give for the page."""
-    found = [cell for runs, seeds, tasks, _ in STREAMS.values() for cell in numbers(runs, seeds, tasks)]
+    found = [cell for runs, seeds, tasks, _ in STREAMS.values() for cell in (str(seeds), *numbers(runs, seeds, tasks))]
     found += [cell for runs in CONTROLS.values() for cell in numbers(runs, 5, 20)]
-    return {number for cell in found for number in cell.split(" ± ")} | {
-        str(seeds) for _, seeds, *_ in STREAMS.values()
-    }
+    found += [cell for tasks in TASKS for cell in (str(tasks), *first_tasks(tasks))]
+    return {number for cell in found for number in cell.split(" ± ")}
 
 
 def test_what_is_said_of_the_tables():
