@@ -28,6 +28,22 @@ def test_every_kept_table_is_on_a_page_and_says_where_it_is_from():
         assert {len(row) for row in table.rows} == {len(table.columns)}
 
 
+def test_what_is_said_of_the_cost_in_pytorch():
+    _, table = kept.read("torch-penalty")
+    times = {(e, tokens): ratio for e, tokens, way, _, ratio, *_ in table.rows if way == "fixed"}
+    more = {(e, tokens): mb for e, tokens, way, *_, mb in table.rows if way == "fixed"}
+    assert max(times[128, 4096], times[128, 8192]) < 1.1 < min(times[128, 16384], times[8, 4096])
+    assert more[8, 16384] < 1.1 * more[8, 4096]
+    assert all(more[128, tokens] < 1 for tokens in (4096, 8192, 16384))
+
+
+def test_what_is_said_of_gpu_physics():
+    twice, apart = (kept.read(name)[1] for name in ("gpu-physics-twice", "gpu-physics"))
+    assert all(dict(zip(twice.columns, row, strict=True))["equal"] == 0 for row in twice.rows)
+    median = {row[2]: row[3] for row in apart.rows}
+    assert median["Warp, this CPU"] < 1e-6 < 1e-4 < median["this CPU, 3.3.0"]
+
+
 def test_an_edited_number_is_noticed():
     page = ROOT / "docs" / "performance.md"
     _, table = kept.read("penalty")

@@ -6,9 +6,9 @@ parameters, and work follows K and not E; the bank is [blocks, block, ·]. Where
 blocks are larger and go through a loop without copies (`blocks.py`).
 
 Outputs, gradients and traces are the same up to rounding, and each way is the other's test. `pick_compute` in
-`moe.py` takes one: dense unless it wastes more than the sorting costs. On a GPU, where products are cheap and adding
-up the gradients of copies in a fixed order is not, that is the case only if a layer's features would take more than a
-gigabyte. Variants of the penalty that look at experts which were not chosen need dense, and say so.
+`moe.py` takes one: dense unless it wastes more than the sorting costs. On a GPU, where products are cheap, only the
+many tokens of a Transformer are grouped. Variants of the penalty that look at experts which were not chosen need
+dense, and say so.
 """
 
 from collections.abc import Callable

@@ -19,7 +19,7 @@ Compute = Literal["auto", "dense", "grouped"]
 
 
 def pick_compute(num_experts: int, tokens: int, n: int, width: int) -> str:
-    """Dense unless it wastes more than the sorting costs (figures: docs/performance.md).
+    """Dense unless it wastes more than the sorting costs.
 
     On a GPU products cost little beside reading all parameters, which an update does anyway; copies of parameters and
     sorting pay only for the many tokens of a Transformer.
