@@ -20,8 +20,10 @@ LENGTH, VOCABULARY, CLASSES, EXPERTS = 6, 11, 4, 3
 PIXELS = 3 * 8 * 8
 
 
-def config(top_k: int = 2, softmax: str = "chosen", layers: int = 1, **settings) -> NetConfig:
-    encoder = TransformerConfig(layers=layers, heads=2, width=8, patch=4, softmax=softmax)
+def config(
+    top_k: int = 2, softmax: str = "chosen", layers: int = 1, norm: str = "before", masked: bool = True, **settings
+) -> NetConfig:
+    encoder = TransformerConfig(layers, 2, 8, 4, softmax, norm, masked)
     small = {"width": 10, "depth": 1, "activation": "gelu", "experts": EXPERTS, "top_k": top_k, "transformer": encoder}
     return NetConfig(**(small | settings))
 
@@ -144,10 +146,13 @@ def forward(net, x):
     for sample in x:
         rows = embedded(net, sample)
         for block, phi in zip(net.blocks, phis, strict=True):
-            more = attend(block.attention, [norm(block.before_attention, row) for row in rows])
-            rows = [row + new for row, new in zip(rows, more, strict=True)]
-            pairs = [mixture(block.mixture, norm(block.before_mixture, row)) for row in rows]
-            rows = [row + out for row, (out, _) in zip(rows, pairs, strict=True)]
+            one, two = block.attention_norm, block.mixture_norm
+            pre = net.norm is not None  # pre-LN has one more behind its last block
+            more = attend(block.attention, [norm(one, row) for row in rows] if pre else rows)
+            rows = [row + new if pre else norm(one, row + new) for row, new in zip(rows, more, strict=True)]
+            pairs = [mixture(block.mixture, norm(two, row) if pre else row) for row in rows]
+            rows = [row + out if pre else norm(two, row + out) for row, (out, _) in zip(rows, pairs, strict=True)]
             phi += [one for _, one in pairs]
-        outputs.append(linear(net.head, sum(norm(net.norm, row) for row in rows) / len(rows)))
+        rows = rows if net.norm is None else [norm(net.norm, row) for row in rows]
+        outputs.append(linear(net.head, sum(rows) / len(rows)))
     return torch.stack(outputs), [torch.stack(phi) for phi in phis]

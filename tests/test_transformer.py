@@ -29,7 +29,13 @@ from sphere.nets import NetConfig, TransformerConfig, build, moe, transformer, w
 from sphere.nets.heads import Trunk
 
 NETS = {"text": (text_net, texts), "image": (image_net, images)}
-FORMS = [("text", 2, "chosen"), ("text", 1, "chosen"), ("text", 1, "all"), ("image", 2, "all")]
+FORMS = [
+    ("text", 2, "chosen", "before"),
+    ("text", 1, "chosen", "before"),
+    ("text", 1, "all", "before"),
+    ("text", 2, "chosen", "after"),
+    ("image", 2, "all", "before"),
+]
 
 
 def test_many_tokens_go_through_loops_on_a_cpu(monkeypatch):
@@ -59,10 +65,10 @@ def compute(request, monkeypatch):
 
 
 @pytest.mark.parametrize("compute", ["dense", "grouped", "loops"], indirect=True)
-@pytest.mark.parametrize(("kind", "top_k", "softmax"), FORMS)
-def test_outputs_and_gradients_equal_a_plain_statement(kind, top_k, softmax, compute):
+@pytest.mark.parametrize(("kind", "top_k", "softmax", "norm"), FORMS)
+def test_outputs_and_gradients_equal_a_plain_statement(kind, top_k, softmax, norm, compute):
     make, draw = NETS[kind]
-    net, x = with_ties(with_compute(make(top_k, softmax), compute)), draw(4)
+    net, x = with_ties(with_compute(make(top_k, softmax, norm=norm), compute)), draw(4)
     assert isinstance(net, Trunk)
     direction = np.random.default_rng(0).normal(size=(4, CLASSES)).astype(np.float32)
 
@@ -86,16 +92,16 @@ def test_outputs_and_gradients_equal_a_plain_statement(kind, top_k, softmax, com
 
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("compute", ["dense", "grouped"])
-@pytest.mark.parametrize(("kind", "top_k", "softmax"), FORMS)
-def test_the_ntk_and_its_blocks_equal_the_materialised_jacobian(kind, top_k, softmax, compute):
+@pytest.mark.parametrize(("kind", "top_k", "softmax", "norm"), FORMS)
+def test_the_ntk_and_its_blocks_equal_the_materialised_jacobian(kind, top_k, softmax, norm, compute):
     make, draw = NETS[kind]
     layers = 2 if (kind, top_k, compute) == ("text", 2, "grouped") else 1
-    net, x = with_compute(make(top_k, softmax, layers=layers), compute), jnp.asarray(draw(), float)
+    net, x = with_compute(make(top_k, softmax, layers=layers, norm=norm), compute), jnp.asarray(draw(), float)
     full = jacobian(net, x)
     blocks, gram = eqx.filter_jit(lambda net: (ntk.blocks(net, x), ntk.gram(net, x)))(net)
     gates = [block.mixture.router.gate for block in full.blocks]
     shared = [full.embed, full.positions, full.norm, full.head]
-    shared += [(one.attention, one.before_attention, one.before_mixture) for one in full.blocks]
+    shared += [(one.attention, one.attention_norm, one.mixture_norm) for one in full.blocks]
     np.testing.assert_allclose(blocks.gate, outer_product(gates, len(x)), atol=1e-10)
     np.testing.assert_allclose(
         blocks.expert, outer_product([block.mixture.experts for block in full.blocks], len(x)), atol=1e-10
@@ -119,8 +125,8 @@ def test_every_layer_has_its_share_of_the_ntk(kind):
     layers = [first, full.positions]
     for block in full.blocks:
         attention = block.attention
-        layers += [block.before_attention, attention.query, attention.key, attention.value, attention.output]
-        layers += [block.before_mixture, block.mixture.router.gate.head]
+        layers += [block.attention_norm, attention.query, attention.key, attention.value, attention.output]
+        layers += [block.mixture_norm, block.mixture.router.gate.head]
         layers += [block.mixture.experts.hidden[0], block.mixture.experts.head]
     layers += [full.norm, full.head]
     factors = eqx.filter_jit(ntk.factors)(net, x)
@@ -186,6 +192,21 @@ def test_padding_changes_nothing_at_all(compute):
         assert not np.any(np.asarray(mixture.weight)[~real])
 
 
+def test_padding_that_is_not_masked_is_a_word_like_any_other():
+    """As if it were another word with the same vector."""
+    net, x = text_net(norm="after", masked=False), texts()
+    table = net.embed.words.table
+    other = eqx.tree_at(lambda net: net.embed.words.table, net, jnp.concatenate([table.at[0].set(0.0), table[:1]]))
+    output, trace = net(jnp.asarray(x))
+    want, known = other(jnp.where(x == 0, float(len(table)), jnp.asarray(x)))
+    assert np.array_equal(output, want)
+    assert np.array_equal(trace.mixtures[0].features, known.mixtures[0].features)
+    masked, _ = text_net(norm="after")(jnp.asarray(x))
+    whole = (x != 0).all(axis=1)
+    np.testing.assert_allclose(output[whole], masked[whole], rtol=1e-5, atol=1e-6)
+    assert not np.allclose(output[~whole], masked[~whole], rtol=1e-3, atol=1e-3)
+
+
 def test_a_text_of_nothing_but_padding_has_finite_numbers():
     net, x = text_net(), jnp.asarray(texts()).at[0].set(0)
     output, grad = eqx.filter_jit(eqx.filter_value_and_grad(lambda net: jnp.sum(net(x)[0])))(net)
@@ -223,7 +244,49 @@ def test_temperature_is_that_of_all_mixtures_and_does_nothing_to_one_chosen_expe
         assert np.array_equal(run(net), run(cold)) == same
 
 
+def test_post_layer_norm_is_that_of_pytorch():
+    """Where a mixture has one expert, a block is PyTorch's own layer."""
+    net, x = text_net(1, norm="after", experts=1), texts()
+    plain = as_torch(net)[1]
+    (block,), moe = plain.blocks, plain.blocks[0].mixture.experts
+    theirs = torch.nn.TransformerEncoderLayer(8, 2, 10, dropout=0.0, activation="gelu", layer_norm_eps=1e-6)
+    attention = block.attention
+    three = [attention.query, attention.key, attention.value]
+    with torch.no_grad():
+        for ours, found in {
+            theirs.self_attn.in_proj_weight: torch.cat([one.kernel.T for one in three]),
+            theirs.self_attn.in_proj_bias: torch.cat([one.bias for one in three]),
+            theirs.self_attn.out_proj.weight: attention.output.kernel.T,
+            theirs.self_attn.out_proj.bias: attention.output.bias,
+            theirs.linear1.weight: moe.hidden[0].kernel[0].T,
+            theirs.linear1.bias: moe.hidden[0].bias[0],
+            theirs.linear2.weight: moe.head.kernel[0].T,
+            theirs.linear2.bias: moe.head.bias[0],
+            theirs.norm1.weight: block.attention_norm.scale,
+            theirs.norm1.bias: block.attention_norm.bias,
+            theirs.norm2.weight: block.mixture_norm.scale,
+            theirs.norm2.bias: block.mixture_norm.bias,
+        }.items():
+            ours.copy_(found)
+        ids = torch.tensor(x).long()
+        h = plain.embed.words.table[ids] + plain.positions.table
+        h = theirs(h.transpose(0, 1), src_key_padding_mask=ids == 0).transpose(0, 1)
+        real = (ids != 0)[:, :, None]
+        pooled = (h * real).sum(1) / real.sum(1)
+        want = pooled @ plain.head.kernel + plain.head.bias
+    np.testing.assert_allclose(net(jnp.asarray(x))[0], want.numpy(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("given", "deviation"), [(None, 128**-0.5), (1.0, 1.0)])
+def test_word_vectors_begin_with_the_deviation_that_was_asked_for(given, deviation):
+    encoder = TransformerConfig(layers=1, heads=2, width=128, word_deviation=given)
+    net = build(config(transformer=encoder), LENGTH, CLASSES, key=jax.random.key(0), vocabulary=500)
+    assert np.std(net.embed.words.table) == pytest.approx(deviation, rel=0.02)
+
+
 def test_bad_settings_are_refused_in_a_sentence():
+    with pytest.raises(ValueError, match="word_deviation=0"):
+        TransformerConfig(word_deviation=0.0)
     with pytest.raises(ValueError, match="multiple of heads"):
         TransformerConfig(width=10, heads=4)
     with pytest.raises(ValueError, match="top_k=4 experts of 3 cannot be chosen"):

@@ -76,8 +76,8 @@ def text_logits(net: Any, ids: torch.Tensor) -> torch.Tensor:
     ids, real = ids[:, :longest], real[:, :longest]
     h = F.embedding(ids, net.embed.words.table) + net.positions.table[:longest]
     for block in net.blocks:
-        h = h + attention(block.attention, norm(block.before_attention, h), real[:, None, None, :])
-        rows = mixture(block.mixture, norm(block.before_mixture, h)[real])
+        h = h + attention(block.attention, norm(block.attention_norm, h), real[:, None, None, :])
+        rows = mixture(block.mixture, norm(block.mixture_norm, h)[real])
         h = h.index_put((real,), rows, accumulate=True)
     pooled = (norm(net.norm, h) * real[:, :, None]).sum(1) / real.sum(1, keepdim=True)
     return linear(net.head, pooled)

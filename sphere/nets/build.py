@@ -13,8 +13,8 @@ from sphere.errors import UserError, in_range
 from sphere.nets.encoders import Encoded, EncoderName, build_encoder
 from sphere.nets.mlp import DEEPEST, MLP
 from sphere.nets.moe import Compute, MoE
-from sphere.nets.routers import DeepSeek, ExpertChoice, Soft, TopK
-from sphere.nets.transformer import Transformer, TransformerConfig, build_transformer, mixture_of
+from sphere.nets.routers import DeepSeek, ExpertChoice, LinearGate, Soft, TopK
+from sphere.nets.transformer import Transformer, TransformerConfig, build_transformer
 
 Kind = Literal["mlp", "top-k", "dense", "deepseek", "soft", "expert-choice"]
 
@@ -140,10 +140,13 @@ def _transformer(
     if c.kind != "top-k":
         raise ValueError(f"a transformer has mixtures of the kind 'top-k', not {c.kind!r}; set kind to top-k")
 
+    shape: dict[str, Any] = {"depth": c.depth, "activation": c.activation, "layer_norm": c.layer_norm}
+
     def mixture(key: PRNGKeyArray) -> MoE:
-        shape: dict[str, Any] = {"depth": c.depth, "activation": c.activation, "layer_norm": c.layer_norm}
-        shape |= {"softmax": encoder.softmax, "compute": c.compute}
-        return mixture_of(encoder.width, c.experts, c.top_k, c.temperature, c.width, **shape, key=key)
+        """Of MLPs on tokens, with a linear router without bias."""
+        one, two = jax.random.split(key)
+        router = TopK(LinearGate(encoder.width, c.experts, key=one), c.top_k, c.temperature, encoder.softmax)
+        return MoE(router, c.experts, encoder.width, encoder.width, c.width, **shape, compute=c.compute, key=two)
 
     return build_transformer(encoder, mixture, inner, outer, vocabulary, key=key)
 

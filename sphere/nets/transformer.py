@@ -1,8 +1,9 @@
 """A Transformer encoder whose feed-forward parts are mixtures, as a classifier of images (ViT) or of text.
 
-Pre-LayerNorm, learned positions, mean pooling, a linear head; no dropout, no class token. Every token is routed by
-itself and none is dropped. Padding (id 0 of a text) is neither routed nor counted: no token attends to it, it is not
-pooled, no expert gets it, and A of a penalty is the mean over the other tokens.
+LayerNorm before each part or after it, learned positions, mean pooling, a linear head; no dropout, no class token.
+Every token is routed by itself and none is dropped. Padding (id 0 of a text) is neither routed nor counted, unless a
+setting says so: no token attends to it, it is not pooled, no expert gets it, and A of a penalty is the mean over the
+other tokens.
 """
 
 import math
@@ -19,8 +20,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from sphere.checks import checked
 from sphere.errors import in_range
 from sphere.nets.mlp import DEEPEST, LayerNorm, Linear, readable
-from sphere.nets.moe import Compute, MoE
-from sphere.nets.routers import LinearGate, TopK
+from sphere.nets.moe import MoE
 from sphere.nets.trace import Recorder, Trace
 
 Record = Callable[[str, Array, Array, bool], Array]
@@ -46,6 +46,14 @@ class TransformerConfig:
     """Weights of experts by a softmax over the chosen ones (the paper) or over all, of which
     the chosen ones' entries are kept (Switch, V-MoE). With top_k 1 and `chosen` every weight is 1: the router then
     learns nothing from the loss."""
+    norm: Literal["before", "after"] = "before"
+    """LayerNorm before attention and mixture and once more at the end (pre-LN), or after each of their sums with what
+    went in (post-LN: the first Transformer, and the default of PyTorch's `nn.TransformerEncoderLayer`)."""
+    masked: bool = True
+    """Texts: padding is left out. False: it is a word like any other, attended to, routed and pooled."""
+    word_deviation: float | None = None
+    """Texts: standard deviation of the numbers in a word's vector at the start; default: 1 / sqrt(width), so that a
+    vector has length 1. PyTorch's `nn.Embedding` has 1."""
 
     def __post_init__(self) -> None:
         in_range(
@@ -55,6 +63,8 @@ class TransformerConfig:
             raise ValueError(
                 f"transformer: heads={self.heads}, width={self.width}; want a width that is a multiple of heads"
             )
+        if self.word_deviation is not None and not 0 < self.word_deviation < math.inf:
+            raise ValueError(f"transformer: word_deviation={self.word_deviation}; want a number above 0")
 
 
 class Lookup(eqx.Module):
@@ -75,16 +85,19 @@ class Words(eqx.Module):
 
     words: Lookup
     tokens: int = eqx.field(static=True)
+    masked: bool = eqx.field(static=True)
 
-    def __init__(self, tokens: int, vocabulary: int, width: int, *, key: PRNGKeyArray):
-        self.words, self.tokens = Lookup(vocabulary, width, width**-0.5, key=key), tokens
+    def __init__(self, tokens: int, vocabulary: int, config: TransformerConfig, *, key: PRNGKeyArray):
+        deviation = config.word_deviation or config.width**-0.5
+        self.words = Lookup(vocabulary, config.width, deviation, key=key)
+        self.tokens, self.masked = tokens, config.masked
 
     @property
     def input_shape(self) -> tuple[int, ...]:
         return (self.tokens,)
 
     def real(self, x: Array) -> Bool[Array, "n tokens"] | None:
-        return x.astype(jnp.int32) != PADDING
+        return x.astype(jnp.int32) != PADDING if self.masked else None
 
     def __call__(self, x: Array, record: Record) -> Float[Array, "rows width"]:
         return self.words(x.astype(jnp.int32).reshape(-1), record)
@@ -187,20 +200,25 @@ def one_by_one(q: Array, k: Array, v: Array, real: Bool[Array, "n tokens"] | Non
 
 
 class Block(eqx.Module):
-    """h + attention(norm(h)), then h + mixture(norm(h))."""
+    """h + attention(norm(h)), then h + mixture(norm(h)); or norm(h + attention(h)), then norm(h + mixture(h))."""
 
-    before_attention: LayerNorm
+    attention_norm: LayerNorm
     attention: Attention
-    before_mixture: LayerNorm
+    mixture_norm: LayerNorm
     mixture: MoE
+    first: bool = eqx.field(static=True)
+    """LayerNorm comes before, not after."""
 
     def __call__(
         self, h: Float[Array, "rows width"], tokens: int, real: Bool[Array, "n tokens"] | None, recorder: Recorder
     ) -> Float[Array, "rows width"]:
-        record = recorder.part("shared")
-        h = h + self.attention(normed(self.before_attention, h, record), tokens, real, record)
-        rows = None if real is None else real.reshape(-1)
-        return h + self.mixture.mix(normed(self.before_mixture, h, record), recorder, rows)
+        record, rows = recorder.part("shared"), None if real is None else real.reshape(-1)
+
+        def around(norm: LayerNorm, part: Callable[[Array], Array], h: Array) -> Array:
+            return h + part(normed(norm, h, record)) if self.first else normed(norm, h + part(h), record)
+
+        h = around(self.attention_norm, lambda x: self.attention(x, tokens, real, record), h)
+        return around(self.mixture_norm, lambda x: self.mixture.mix(x, recorder, rows), h)
 
 
 def normed(norm: LayerNorm, h: Float[Array, "rows width"], record: Record) -> Float[Array, "rows width"]:
@@ -209,12 +227,13 @@ def normed(norm: LayerNorm, h: Float[Array, "rows width"], record: Record) -> Fl
 
 
 class Transformer(eqx.Module):
-    """Embedding and positions, blocks, LayerNorm, the mean over tokens, a linear head."""
+    """Embedding and positions, blocks, LayerNorm if that is not the blocks' last, the mean over tokens, a linear
+    head."""
 
     embed: Words | Patches
     positions: Lookup
     blocks: tuple[Block, ...]
-    norm: LayerNorm
+    norm: LayerNorm | None
     head: Linear
 
     @property
@@ -232,7 +251,9 @@ class Transformer(eqx.Module):
         h = self.embed(x, record) + self.positions(place, record)
         for block in self.blocks:
             h = block(h, tokens, real, by_token)
-        pooled = mean_over_tokens(normed(self.norm, h, record).reshape(-1, tokens, h.shape[-1]), real)
+        if self.norm is not None:
+            h = normed(self.norm, h, record)
+        pooled = mean_over_tokens(h.reshape(-1, tokens, h.shape[-1]), real)
         return recorder.part("shared")("linear", pooled, self.head(pooled), True), recorder.finish()
 
 
@@ -256,43 +277,22 @@ def build_transformer(
     key: PRNGKeyArray,
 ) -> Transformer:
     """`inner`: ids of a text (with a vocabulary of so many) or numbers of an image (with 0)."""
-    keys = jax.random.split(key, 3 + config.layers)
+    keys, first = jax.random.split(key, 3 + config.layers), config.norm == "before"
     embed: Words | Patches
     if vocabulary:
-        embed = Words(inner, vocabulary, config.width, key=keys[0])
+        embed = Words(inner, vocabulary, config, key=keys[0])
     else:
         embed = Patches(inner, config.patch, config.width, key=keys[0])
 
     def block(key: PRNGKeyArray) -> Block:
         one, two = jax.random.split(key)
         attention = Attention(config.width, config.heads, key=one)
-        return Block(LayerNorm(config.width), attention, LayerNorm(config.width), mixture(two))
+        return Block(LayerNorm(config.width), attention, LayerNorm(config.width), mixture(two), first)
 
     return Transformer(
         embed,
         Lookup(embed.tokens, config.width, 0.02, key=keys[1]),
         tuple(block(k) for k in keys[3:]),
-        LayerNorm(config.width),
+        LayerNorm(config.width) if first else None,
         Linear(config.width, outer, key=keys[2]),
     )
-
-
-def mixture_of(
-    width: int,
-    experts: int,
-    top_k: int,
-    temperature: float,
-    hidden: int,
-    *,
-    depth: int,
-    activation: str,
-    layer_norm: bool,
-    softmax: Literal["chosen", "all"],
-    compute: Compute,
-    key: PRNGKeyArray,
-) -> MoE:
-    """A Top-K mixture of MLPs on tokens, with a linear router without bias."""
-    one, two = jax.random.split(key)
-    router = TopK(LinearGate(width, experts, key=one), top_k, temperature, softmax)
-    shape = {"depth": depth, "activation": activation, "layer_norm": layer_norm, "compute": compute}
-    return MoE(router, experts, width, width, hidden, **shape, key=two)  # type: ignore[arg-type]
