@@ -1,6 +1,7 @@
 """Settings by name: `sphere train --preset NAME`."""
 
 import dataclasses
+from typing import Any
 
 from sphere import registry
 from sphere.algos.classifier import Classifier
@@ -178,16 +179,13 @@ _NEWSGROUPS = FleetConfig(
     checkpoint_every=50,
 )
 
-_NEWSGROUPS_ALL = dataclasses.replace(  # over all experts: with K = 1 the temperature and the router's learning need it
-    _NEWSGROUPS,
-    learner=dataclasses.replace(
-        _NEWSGROUPS.learner,
-        actor=dataclasses.replace(
-            _NEWSGROUPS.learner.actor,
-            transformer=TransformerConfig(layers=4, heads=8, width=128, softmax="all"),
-        ),
-    ),
-)
+
+def _newsgroups(**encoder: Any) -> FleetConfig:
+    """The same with other settings of the encoder."""
+    actor = _NEWSGROUPS.learner.actor
+    actor = dataclasses.replace(actor, transformer=dataclasses.replace(actor.transformer, **encoder))
+    return dataclasses.replace(_NEWSGROUPS, learner=dataclasses.replace(_NEWSGROUPS.learner, actor=actor))
+
 
 _NEWSGROUPS_DEMO = dataclasses.replace(
     _NEWSGROUPS,
@@ -244,7 +242,9 @@ PRESETS: dict[str, FleetConfig] = {
     "cifar100-vit": _CIFAR100_VIT,
     "metaworld-demo": _DEMO,
     "newsgroups": _NEWSGROUPS,
-    "newsgroups-all": _NEWSGROUPS_ALL,
+    "newsgroups-all": _newsgroups(softmax="all"),  # with K = 1 the temperature and the router's learning need it
+    "newsgroups-plain": _newsgroups(norm="after", masked=False, word_deviation=1.0),  # as of PyTorch's own modules
+    "newsgroups-post-ln": _newsgroups(norm="after"),
     "newsgroups-demo": _NEWSGROUPS_DEMO,
     "probe-crl": _PROBE,
     "probe-rl": dataclasses.replace(_PROBE, protocol="rl"),

@@ -1,5 +1,7 @@
 """The paper's streams as presets and experiments: steps, sizes and settings as the paper and arithmetic give them."""
 
+import dataclasses
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -67,9 +69,23 @@ def test_methods_are_chosen_by_name(method):
     assert config.rho == (0.0,)
 
 
-def test_the_text_networks_differ_in_the_softmax_alone():
-    one, other = (preset(name).learner.actor.transformer for name in ("newsgroups", "newsgroups-all"))
-    assert (one.softmax, other.softmax) == ("chosen", "all")
-    assert jax.tree.structure(network(preset("newsgroups"), POSTS)) != jax.tree.structure(
-        network(preset("newsgroups-all"), POSTS)
-    )
+TEXT = {"newsgroups-all": {"softmax"}, "newsgroups-post-ln": {"norm"}}
+TEXT["newsgroups-plain"] = {"norm", "masked", "word_deviation"}
+
+
+@pytest.mark.parametrize("name", TEXT)
+def test_the_other_text_networks_differ_in_the_encoder_alone(name):
+    one, other = preset("newsgroups"), preset(name)
+    encoder, actor = one.learner.actor.transformer, one.learner.actor
+    fields = {f.name: getattr(other.learner.actor.transformer, f.name) for f in dataclasses.fields(encoder)}
+    assert {key for key, value in fields.items() if value != getattr(encoder, key)} == TEXT[name]
+    actor = dataclasses.replace(actor, transformer=other.learner.actor.transformer)
+    assert dataclasses.replace(one, learner=dataclasses.replace(one.learner, actor=actor)) == other
+    assert jax.tree.structure(network(one, POSTS)) != jax.tree.structure(network(other, POSTS))
+
+
+def test_text_is_trained_in_every_form():
+    labels = [arm.label for arm in find("newsgroups").arms]
+    assert labels[:2] == ["Fine-tune", "SPHERE"]
+    assert sorted(arm.preset for arm in find("newsgroups").arms) == sorted(2 * ["newsgroups", *TEXT])
+    assert len(set(labels)) == len(labels) == 8

@@ -64,9 +64,16 @@ def pair(preset: str) -> list[Arm]:
     return [Arm(label, method, preset=preset) for label, method in PAIR.items()]
 
 
-def over_all(arm: Arm) -> Arm:
-    """The same arm with a softmax over all experts."""
-    return Arm(f"{arm.label}, softmax over all", arm.method, preset="newsgroups-all")
+TEXT = {
+    "newsgroups-all": "softmax over all",
+    "newsgroups-post-ln": "post-LN",
+    "newsgroups-plain": "post-LN, padding counts",
+}
+"""Other forms of the text network: the preset, and what its rows are called."""
+
+
+def forms(preset: str) -> list[Arm]:
+    return [Arm(f"{arm.label}, {TEXT[preset]}", arm.method, preset=preset) for arm in pair(preset)]
 
 
 EXPERIMENTS = {
@@ -85,7 +92,7 @@ EXPERIMENTS = {
     "newsgroups": stream(
         "20 Newsgroups, Transformer with Top-K mixtures",
         "tab:20news-in-task-success",
-        [*pair("newsgroups"), *map(over_all, pair("newsgroups"))],
+        [*pair("newsgroups"), *(arm for preset in TEXT for arm in forms(preset))],
         WITHIN,
         seeds=10,
     ),
