@@ -21,6 +21,9 @@ from pathlib import Path
 
 import gpu_programs
 
+from sphere.storage import provenance
+from sphere.storage.files import write_json
+
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT = 60 * 2**20
 PART = 50 * 2**20
@@ -146,6 +149,7 @@ def main() -> None:
     ignore = shutil.ignore_patterns("__pycache__")
     for name in ("sphere", "benchmarks"):
         shutil.copytree(ROOT / name, options.out / name, ignore=ignore)
+    write_json(options.out / "sphere" / provenance.COMMIT.name, provenance.commit())  # runs will say so
     archive = Path(shutil.make_archive(str(options.out), "xztar", options.out.parent, options.out.name))
     size = archive.stat().st_size
     name = options.out.name

@@ -22,6 +22,16 @@ def test_environment_names_versions_commit_and_device(tmp_path):
     assert environment["cpus"] >= 1
 
 
+def test_a_copy_says_which_commit_it_was_made_from(tmp_path, monkeypatch):
+    monkeypatch.setattr(provenance, "COMMIT", tmp_path / "sphere" / "commit.json")
+    assert provenance.commit() is None
+    (tmp_path / "sphere").mkdir()
+    (tmp_path / "sphere" / "commit.json").write_text(json.dumps(A["git"]))
+    assert provenance.commit() == A["git"]
+    (tmp_path / "sphere" / "commit.json").write_text("{")
+    assert provenance.commit() is None
+
+
 def test_git_is_none_outside_a_checkout_and_inside_somebody_elses(tmp_path, monkeypatch):
     monkeypatch.setattr(provenance, "GIT_SECONDS", PATIENCE)
     git = ["git", "-C", str(tmp_path)]

@@ -12,6 +12,8 @@ import sphere
 from sphere.storage.files import read_json, write_json
 
 ENVIRONMENT = "environment.json"
+COMMIT = Path(__file__).resolve().parents[1] / "commit.json"
+"""In a copy that has left its checkout (`make bundle`): the commit that it was made from."""
 PACKAGES = ("jax", "jaxlib", "equinox", "optax", "numpy", "mujoco", "mujoco-mjx", "warp-lang", "metaworld", "gymnasium")
 """Of this process. Simulators may be others: a source says which (`simulators`)."""
 RESUMED = "resumed"
@@ -28,7 +30,7 @@ def describe() -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {"sphere-rl": sphere.__version__}
         | {name: version for name in PACKAGES if (version := _version(name))},
-        "git": _git(Path(__file__).resolve().parents[2]),
+        "git": commit(),
         "device": {"kind": devices[0].device_kind, "platform": devices[0].platform, "count": len(devices)},
         "matmul_precision": jax.config.jax_default_matmul_precision,  # type: ignore[attr-defined]
         "x64": jax.config.jax_enable_x64,  # type: ignore[attr-defined]
@@ -79,6 +81,16 @@ def _version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def commit() -> dict[str, Any] | None:
+    """Of this code: of the checkout that it is in, or of the one that it was copied from."""
+    if found := _git(COMMIT.parents[1]):
+        return found
+    try:
+        return read_json(COMMIT)
+    except (OSError, ValueError):
         return None
 
 
