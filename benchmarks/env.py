@@ -168,7 +168,7 @@ def compare(
     and of physics alone."""
     from sphere.envs import make
     from sphere.envs.handles import Process
-    from sphere.envs.rollouts import Rollouts
+    from sphere.envs.rollout_driver import Rollouts
 
     context = multiprocessing.get_context("forkserver")
     ours = make(f"{suite}/{task}", num_envs=envs, workers=workers)

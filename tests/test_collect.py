@@ -11,7 +11,7 @@ import pytest
 from fleets import TINY, changed
 from scipy import stats
 
-from sphere.algos import fleet as rows
+from sphere.algos import rows
 from sphere.algos.ppo_equations import Batch, Rollout, actor_loss
 from sphere.training.fleet import Fleet
 

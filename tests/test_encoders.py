@@ -10,7 +10,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 from sphere import ntk
-from sphere.envs.frames import with_numbers
+from sphere.envs.frame_stack import with_numbers
 from sphere.errors import UserError
 from sphere.nets import Encoded, NetConfig, Recorder, Trunk, build, with_compute
 from sphere.nets.encoders import build_encoder

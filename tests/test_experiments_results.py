@@ -14,7 +14,7 @@ from sphere.experiments.beside_paper import last_value, value_at
 from sphere.experiments.configs import same_run, singles
 from sphere.experiments.experiment import Experiment, Found
 from sphere.experiments.gather import schedule_of, wanted
-from sphere.experiments.pages import code_of
+from sphere.experiments.results_pages import code_of
 from sphere.report import paper
 from sphere.report.comparison_tables import paper_cell
 from sphere.report.tables import Measured

@@ -13,8 +13,7 @@ from test_resume_suites import assert_same
 
 import sphere
 from sphere import registry
-from sphere.algos import fleet as rows
-from sphere.algos import shared_encoder
+from sphere.algos import rows, shared_encoder
 from sphere.algos.frames import Frames, capacity
 from sphere.algos.learner import Clock, DataSpec, made_up
 from sphere.algos.ppo import PPO

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from updates import CONFIG, PLAIN, assert_same_bits, experience, filled, hyper, run, updated
 
-from sphere.algos import fleet as rows
+from sphere.algos import rows
 from sphere.algos.learner import Clock
 from sphere.algos.ppo import Metrics
 

@@ -22,8 +22,7 @@ from updates import (
     small,
 )
 
-from sphere.algos import fleet as rows
-from sphere.algos import ppo
+from sphere.algos import ppo, rows
 from sphere.algos.learner import Clock
 from sphere.algos.ppo import PPO, Metrics
 from sphere.algos.ppo_equations import Rollout, adapt_rate, prepare

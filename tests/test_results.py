@@ -13,12 +13,12 @@ import pytest
 
 from sphere.experiments import registry
 from sphere.experiments.claim import Claim, Side, claim
-from sphere.experiments.claims import CLAIMS
 from sphere.experiments.facts import fact, value
+from sphere.experiments.matching import archive, device_at, effort
 from sphere.experiments.overview import headline
-from sphere.experiments.pages import results_of, write_pages
+from sphere.experiments.paper_claims import CLAIMS
 from sphere.experiments.paper_items import ITEMS, WITHOUT, items, labels
-from sphere.experiments.records import archive, device_at, effort
+from sphere.experiments.results_pages import results_of, write_pages
 from sphere.experiments.results_tables import narrow
 from sphere.experiments.verdicts import VERDICTS, Judged, decide, gap_closed, judge, printed_apart, scores_of
 from sphere.report.paper import Printed

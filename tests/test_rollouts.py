@@ -7,9 +7,9 @@ import pytest
 
 from sphere import envs
 from sphere.envs import policy_arrays
-from sphere.envs import rollouts as module
+from sphere.envs import rollout_driver as module
 from sphere.envs.policy import Policy, normalised
-from sphere.envs.rollouts import Rollouts
+from sphere.envs.rollout_driver import Rollouts
 from sphere.nets import GaussianActor, NetConfig, build
 
 TASK, ENVS, SEEDS, STEPS = "probe/reach-north", 3, (5, 6), 70

@@ -11,7 +11,7 @@ from sphere.algos.learner import DataSpec
 from sphere.algos.td3_bc import TD3BC
 from sphere.data import offline
 from sphere.data.offline import Offline
-from sphere.data.recorded import Recorded, read
+from sphere.data.transitions import Recorded, read
 from sphere.envs.probes import optimal_action
 from sphere.nets import NetConfig
 from sphere.saved import load
@@ -144,7 +144,7 @@ def test_a_set_must_be_named():
 
 def test_recording_is_seeded_and_the_scripted_policy_succeeds():
     pytest.importorskip("metaworld")
-    from sphere.data.record import record
+    from sphere.data.scripted import record
 
     episodes, behaviour = record("faucet-close", 2, 0, (0.0,), 0.0, horizon=150)
     again, _ = record("faucet-close", 2, 0, (0.0,), 0.0, horizon=150)

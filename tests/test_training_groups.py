@@ -13,8 +13,8 @@ from fleets import TINY, assert_same, changed
 from processes import PATIENCE
 
 from sphere.algos.source import Outcomes
-from sphere.envs.player import Player
-from sphere.envs.source import EnvironmentSource, places
+from sphere.envs.collector import Player
+from sphere.envs.environments import EnvironmentSource, places
 from sphere.envs.turns import Turns
 from sphere.training.fleet import AHEAD, Fleet, _threads
 from sphere.training.group import Group, Report
@@ -46,7 +46,7 @@ def test_groups_of_two_equal_fleets_of_two(tmp_path):
 
 def test_how_a_fleet_is_divided(monkeypatch):
     """A thread's worth of runs each, on the cores of a machine."""
-    monkeypatch.setattr("sphere.envs.source.cores", lambda: 16)
+    monkeypatch.setattr("sphere.envs.environments.cores", lambda: 16)
 
     def sizes(runs, sharing=1, **settings):
         source = changed(TINY.source, **{"workers": None, "overlap": True, **settings})

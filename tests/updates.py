@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sphere.algos import fleet as rows
+from sphere.algos import rows
 from sphere.algos.learner import Clock, DataSpec
 from sphere.algos.ppo import PPO
 from sphere.algos.ppo_equations import Batch, Rollout

@@ -1,6 +1,6 @@
 """What a learner is: frozen settings, and the functions that turn data into a better state.
 
-A learner is written for one run. `sphere.algos.fleet` makes a fleet of it: all runs side by side on a GPU, one after
+A learner is written for one run. `sphere.algos.rows` makes a fleet of it: all runs side by side on a GPU, one after
 the other on a CPU, compiled once. So a learner's functions are pure: arrays in, arrays out, random numbers from the
 run's seed alone. The training loop, records and reports know a learner only by what stands here.
 """

@@ -1,6 +1,6 @@
 """Proximal policy optimisation as the released SPHERE code runs it (SB3/SBX semantics).
 
-The equations are in `ppo_equations.py`; a fleet of it is made by `fleet.py`.
+The equations are in `ppo_equations.py`; a fleet of it is made by `rows.py`.
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
 """Twin delayed deterministic policy gradient (TD3) for fleets, with critics that may be mixtures of experts.
 
 The equations are in `td3_equations.py`, the memory that it learns from in `replay.py`; a fleet of it is made by
-`fleet.py`.
+`rows.py`.
 """
 
 import dataclasses

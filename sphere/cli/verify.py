@@ -52,8 +52,8 @@ def td3_bc(arguments: list[str]) -> bool:
 
 
 def _replayed(path: Path) -> bool:
-    from sphere.cli.replay import read_arrays, verify_update
-    from sphere.cli.replay_td3 import is_td3, verify_td3
+    from sphere.cli.verify_td3 import is_td3, verify_td3
+    from sphere.cli.verify_update import read_arrays, verify_update
 
     found = (verify_td3 if is_td3(read_arrays(path)) else verify_update)(path)
     for case in dict.fromkeys(deviation.case for deviation in found):

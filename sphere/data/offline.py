@@ -12,11 +12,11 @@ from sphere import envs
 from sphere.algos import replay
 from sphere.algos.learner import Data, DataSpec
 from sphere.algos.source import Outcomes, Source, States, Wanted
-from sphere.data.recorded import Recorded, read
-from sphere.envs.player import Player, outcomes
+from sphere.data.transitions import Recorded, read
+from sphere.envs.collector import Player, outcomes
+from sphere.envs.environments import Environments, task_name
 from sphere.envs.policy import EPSILON
-from sphere.envs.source import Environments, task_name
-from sphere.envs.statistics import Statistics
+from sphere.envs.running_statistics import Statistics
 from sphere.errors import UserError
 
 FLOOR = 1e-3

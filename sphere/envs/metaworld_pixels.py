@@ -8,7 +8,7 @@ from jaxtyping import Float, Int, Num, UInt8
 
 from sphere.envs import offscreen
 from sphere.envs.batch import State, Stepped
-from sphere.envs.frames import Stack, enlarged, frame_shape, with_numbers
+from sphere.envs.frame_stack import Stack, enlarged, frame_shape, with_numbers
 from sphere.envs.metaworld import MetaWorld
 from sphere.envs.metaworld_pictures import Painter, Stage
 from sphere.envs.warp_process import geom_names
@@ -33,7 +33,7 @@ class MetaWorldPixels:
     camera: one of the package's.
     image_size: pixels of a side.
     frame_stack: how many pictures; an episode begins with copies of its first.
-    proprioception: the hand's position and the gripper's opening too, as bytes in one more row (`sphere.envs.frames`).
+    proprioception: the hand's position and the gripper's opening too, as bytes in one more row (`frame_stack.py`).
     renderer: "mujoco", its own, here; "warp", MuJoCo Warp in one process for all environments. Then observations of the
     batch are poses, and its pool (`sphere.envs.drawn`) makes pictures of them.
     """

@@ -11,10 +11,10 @@ import numpy as np
 from sphere import envs
 from sphere.algos.learner import Data, DataSpec
 from sphere.algos.source import Outcomes
+from sphere.envs.collector import Player, outcomes, steps_by_learner, uniform_actions, unit_noise
 from sphere.envs.frame_log import FrameLog, check_room
-from sphere.envs.player import Player, outcomes, steps_by_learner, uniform_actions, unit_noise
-from sphere.envs.rollouts import Rollouts
-from sphere.envs.statistics import Statistics, seen
+from sphere.envs.rollout_driver import Rollouts
+from sphere.envs.running_statistics import Statistics, seen
 from sphere.envs.suite_source import SuiteSource, task_name
 from sphere.nets import Explorer
 

@@ -11,14 +11,14 @@ from sphere import envs
 from sphere.algos.learner import DataSpec
 from sphere.algos.source import Outcomes, States, Wanted
 from sphere.envs import worker_path
+from sphere.envs.collector import Player
 from sphere.envs.frame_log import sampled
-from sphere.envs.player import Player
 from sphere.envs.pool import Pool
-from sphere.envs.statistics import Statistics, standardised
+from sphere.envs.running_statistics import Statistics, standardised
 from sphere.envs.turns import Turns
 
 if TYPE_CHECKING:
-    from sphere.envs.source import Environments
+    from sphere.envs.environments import Environments
 
 
 def task_name(task: str) -> str:

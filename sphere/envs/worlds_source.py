@@ -17,14 +17,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from sphere.algos.fleet import EXACT
 from sphere.algos.learner import Data, DataSpec
+from sphere.algos.rows import EXACT
 from sphere.algos.source import Outcomes
 from sphere.algos.state import ACT, RESET, RESET_EVALUATION
 from sphere.envs import simulators, worlds
-from sphere.envs.player import COLUMNS
+from sphere.envs.collector import COLUMNS
 from sphere.envs.policy import CLIP, EPSILON
-from sphere.envs.statistics import Statistics
+from sphere.envs.running_statistics import Statistics
 from sphere.envs.suite_source import SuiteSource
 from sphere.envs.worlds import Ended, Running, Worlds
 from sphere.nets import Explorer

@@ -10,11 +10,11 @@ import numpy as np
 from sphere.experiments.arms import PAIR
 from sphere.experiments.claim import Claim
 from sphere.experiments.experiment import Experiment, Found
-from sphere.experiments.records import Archive, differences, in_words
+from sphere.experiments.matching import Archive, differences, in_words
 from sphere.experiments.verdicts import decide
 from sphere.report import paper
 from sphere.report.comparison_tables import with_bounds
-from sphere.report.labels import short
+from sphere.report.names import short
 from sphere.report.predictors import early_predictors
 from sphere.report.run import Run
 from sphere.report.scores import Scores, own_episodes

@@ -12,7 +12,7 @@ from sphere.experiments.arms import METHODS, PAIR, Arm, methods
 from sphere.experiments.experiment import Experiment, Found, Results
 from sphere.experiments.snapshots import Snapshot, batch_size, first_snapshots, snapshot
 from sphere.nets import parameter_count
-from sphere.report.labels import short
+from sphere.report.names import short
 from sphere.report.tables import Cell, Measured, Table
 from sphere.spectrum import effective_rank
 from sphere.variants import feature_blocks

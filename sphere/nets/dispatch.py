@@ -3,7 +3,7 @@
 *Dense*: every expert sees every sample; the bank is [experts, n, ·]. Few, large products: best on a GPU with few
 experts. *Grouped*: tokens are sorted by expert into blocks of equal size, each block meets a copy of its expert's
 parameters, and work follows K and not E; the bank is [blocks, block, ·]. Where a CPU has many tokens for each expert,
-blocks are larger and go through a loop without copies (`blocks.py`).
+blocks are larger and go through a loop without copies (`block_loop.py`).
 
 Outputs, gradients and traces are the same up to rounding, and each way is the other's test. `pick_compute` in
 `moe.py` takes one: dense unless it wastes more than the sorting costs. On a GPU, where products are cheap, only the

@@ -138,7 +138,7 @@ class Basic(eqx.Module):
 
 
 class Encoder(eqx.Module):
-    """What all have in common: an image of bytes, perhaps with numbers in a row below it (`sphere.envs.frames`)."""
+    """What all have in common: an image of bytes, perhaps with numbers below it (`sphere.envs.frame_stack`)."""
 
     input_shape: tuple[int, ...] = eqx.field(static=True)
     numbers: int = eqx.field(static=True)

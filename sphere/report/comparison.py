@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sphere.report import paper
-from sphere.report.labels import SECOND, Score, score_of
+from sphere.report.names import SECOND, Score, score_of
 from sphere.report.run import Loaded, Run
 from sphere.report.scores import own_episodes
 from sphere.storage.reader import KINDS

@@ -6,7 +6,7 @@ import numpy as np
 
 from sphere.report import paper
 from sphere.report.comparison import Comparison, last_values, metrics
-from sphere.report.labels import SECOND, score_of, short
+from sphere.report.names import SECOND, score_of, short
 from sphere.report.predictors import RESAMPLES, Association, early_predictors
 from sphere.report.statistics import Interval, deviation
 from sphere.report.summary import (

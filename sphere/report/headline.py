@@ -5,7 +5,7 @@ import math
 from sphere.report import paper
 from sphere.report.comparison import Comparison
 from sphere.report.elements import EMPTY, Markup, element, joined
-from sphere.report.labels import Score
+from sphere.report.names import Score
 from sphere.report.remarks import remarks
 from sphere.report.summary import Against, against_baseline, averages, finished_part
 from sphere.report.tables import Measured, digits

@@ -14,7 +14,7 @@ import numpy as np
 
 from sphere.report import paper
 from sphere.report.idle import identical_runs, idle_methods
-from sphere.report.labels import tell_apart, visits
+from sphere.report.names import tell_apart, visits
 from sphere.report.run import Loaded, Run
 from sphere.report.scores import own_episodes
 from sphere.storage.provenance import RESUMED, amended

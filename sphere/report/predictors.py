@@ -15,7 +15,7 @@ import numpy as np
 from scipy.stats import rankdata, t
 
 from sphere.report.comparison import Comparison, metrics
-from sphere.report.labels import SECOND
+from sphere.report.names import SECOND
 from sphere.report.run import Run
 from sphere.report.scores import own_episodes
 

@@ -20,8 +20,8 @@ from sphere.report.comparison_tables import (
 )
 from sphere.report.elements import EMPTY, Markup, element, joined, region, table
 from sphere.report.headline import cards, headline, key, legend
-from sphere.report.labels import short
-from sphere.report.measures import DIRECTIONS, full_words, is_bounded, measure, metric_words
+from sphere.report.metrics import DIRECTIONS, full_words, is_bounded, measure, metric_words
+from sphere.report.names import short
 from sphere.report.summary import averages
 from sphere.report.tables import Cell, Measured, Table, digits
 

@@ -19,8 +19,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sphere.algos.fleet import program
 from sphere.algos.learner import Learner
+from sphere.algos.rows import program
 from sphere.algos.source import Outcomes, Source
 from sphere.storage import checkpoint
 from sphere.training.group import Evaluated, Group, Order, Report

@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sphere.algos import fleet as rows
+from sphere.algos import rows
 from sphere.algos.learner import Clock, Learner
 from sphere.algos.source import Outcomes, Source
-from sphere.training.measure import measured
 from sphere.training.memory import Memory
+from sphere.training.network_metrics import measured
 from sphere.training.settings import Boundary, FleetConfig, Run
 
 

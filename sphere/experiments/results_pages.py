@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 from sphere.experiments import registry
 from sphere.experiments.beside_runs import BESIDE, beside_lines, networks_tables, predictors_lines, repeat_lines
-from sphere.experiments.claims import CLAIMS
 from sphere.experiments.experiment import Experiment, Found
+from sphere.experiments.matching import Archive, effort, identities
 from sphere.experiments.overview import WIDTH, headline, overview, prose, wrapped
+from sphere.experiments.paper_claims import CLAIMS
 from sphere.experiments.paper_items import items, labels
-from sphere.experiments.records import Archive, effort, identities
 from sphere.experiments.results_tables import level_table, markdown, narrow, paper_tables
 from sphere.experiments.verdicts import NOT_RUN, Judged, in_words, judge, printed_apart
 from sphere.report.tables import Table

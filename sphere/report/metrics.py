@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from sphere.report.labels import score_of
+from sphere.report.names import score_of
 
 
 class Measure(NamedTuple):

@@ -11,12 +11,12 @@ import numpy as np
 from sphere import envs
 from sphere.algos.source import Outcomes, Source, Wanted
 from sphere.envs import heldout, simulators, worker_path
+from sphere.envs.collector import COLUMNS, Player
 from sphere.envs.handles import cores
-from sphere.envs.player import COLUMNS, Player
 from sphere.envs.pool import MANY
 from sphere.envs.process_source import EnvironmentSource
+from sphere.envs.running_statistics import Statistics, seen
 from sphere.envs.simulators import Simulator
-from sphere.envs.statistics import Statistics, seen
 from sphere.envs.suite_source import task_name
 from sphere.envs.turns import Turns
 from sphere.envs.worlds_source import GPU_COLUMNS, WorldsSource

@@ -20,8 +20,8 @@ from sphere.experiments import registry
 from sphere.experiments.arms import Arm
 from sphere.experiments.configs import by_task, config_of, identity_of, identity_on_any_task, read
 from sphere.experiments.experiment import Experiment, Found
-from sphere.report.labels import spell
 from sphere.report.load import load
+from sphere.report.names import spell
 from sphere.report.run import Loaded, Run
 from sphere.storage.provenance import RESUMED
 from sphere.storage.reader import Record, find_runs, read_run
