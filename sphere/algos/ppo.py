@@ -17,8 +17,8 @@ from sphere.algos import shared_encoder
 from sphere.algos.frames import Frames
 from sphere.algos.learner import Clock, Data, DataSpec, Keep, Learner, Numbers, made_up
 from sphere.algos.ppo_equations import (
-    Batch,
-    Metrics,
+    Minibatch,
+    PPOMetrics,
     Rollout,
     actor_loss,
     adapt_rate,
@@ -205,7 +205,7 @@ class PPO(Learner):
         def step(state: PPOState, xs: tuple[Any, Any, Any]) -> tuple[PPOState, Float[Array, " metric"]]:
             rows, other, index = xs
             parts = jnp.split(table[rows], ends, axis=1)
-            batch = Batch(*(part.reshape(len(rows), *leaf.shape[1:]) for part, leaf in zip(parts, flat, strict=True)))
+            batch = Minibatch(*(p.reshape(len(rows), *leaf.shape[1:]) for p, leaf in zip(parts, flat, strict=True)))
             if isinstance(rollout.obs, Frames):  # images are not in the table: they stay bytes
                 batch = batch._replace(obs=inputs(rows))
             around = Surroundings(unpack, pack)
@@ -227,9 +227,9 @@ class PPO(Learner):
         pack, unpack = forms(state.nets)
         packed, written = jax.lax.scan(step, in_form(self.methods, state, pack), (order, other, index))
         state = in_form(self.methods, packed, unpack)
-        means = Metrics(*jnp.mean(written, axis=0))
+        means = PPOMetrics(*jnp.mean(written, axis=0))
         finite = jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(state.nets)])
-        healthy = jnp.all(written[:, Metrics._fields.index("finite")] > 0) & jnp.all(finite)
+        healthy = jnp.all(written[:, PPOMetrics._fields.index("finite")] > 0) & jnp.all(finite)
         return state, means._replace(finite=healthy, replaced=means.replaced * len(order))._asdict()
 
     def cross(self, old: PPOState, fresh: PPOState, keep: Keep, seed: Integer[Array, ""]) -> PPOState:
@@ -249,9 +249,9 @@ def minibatch(
     state: PPOState,
     numbers: Numbers,
     scheduled_rate: Float[Array, ""],
-    batch: Batch,
+    batch: Minibatch,
     around: Surroundings = Surroundings(),  # noqa: B008 - a value
-) -> tuple[PPOState, Metrics]:
+) -> tuple[PPOState, PPOMetrics]:
     """One gradient step of the actor, then of the critic, then what methods do after a step."""
     rate = scheduled_rate if config.target_kl is None else state.rate
     losses: dict[str, Loss] = {
@@ -282,7 +282,7 @@ def minibatch(
     penalty, coefficient, felt = added(values)
     if config.target_kl is not None:
         stepped = dataclasses.replace(stepped, rate=adapt_rate(state.rate, terms.kl, config.target_kl))
-    metrics = Metrics(
+    metrics = PPOMetrics(
         terms.policy_loss,
         error,
         terms.entropy,

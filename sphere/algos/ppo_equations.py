@@ -42,7 +42,7 @@ class Rollout(NamedTuple):
         return cls(**{name: data[name] for name in cls._fields})
 
 
-class Batch(NamedTuple):
+class Minibatch(NamedTuple):
     obs: Num[Array, "n *obs"]
     action: Float[Array, "n act"]
     old_log_prob: Float[Array, " n"]
@@ -73,7 +73,7 @@ def gae(
     return jax.lax.scan(back, jnp.zeros_like(delta[0]), (delta, discount * lam), reverse=True)[1]
 
 
-def prepare(critic: Value, rollout: Rollout, gamma: float, gae_lambda: float) -> Batch:
+def prepare(critic: Value, rollout: Rollout, gamma: float, gae_lambda: float) -> Minibatch:
     """The rollout as a flat batch with advantages and returns. Time limits are bootstrapped, terminations not. Images
     are left out of the batch."""
     time, env = rollout.reward.shape
@@ -90,7 +90,7 @@ def prepare(critic: Value, rollout: Rollout, gamma: float, gae_lambda: float) ->
     discount = gamma * (1 - rollout.terminated.astype(value.dtype))
     lam = gae_lambda * (1 - rollout.done.astype(value.dtype))
     advantage = jax.vmap(gae, in_axes=1, out_axes=1)(rollout.reward, discount, value, next_value, lam)
-    flat = Batch(obs, rollout.action, rollout.log_prob, advantage, advantage + value)
+    flat = Minibatch(obs, rollout.action, rollout.log_prob, advantage, advantage + value)
     return jax.tree.map(lambda leaf: leaf.reshape(time * env, *leaf.shape[2:]), flat)
 
 
@@ -127,7 +127,7 @@ class ActorTerms(NamedTuple):
 
 
 def actor_loss(
-    actor: GaussianActor, batch: Batch, clip: float, entropy_coefficient: float = 0.0
+    actor: GaussianActor, batch: Minibatch, clip: float, entropy_coefficient: float = 0.0
 ) -> tuple[Float[Array, ""], ActorTerms, Trace]:
     """Clipped surrogate minus entropy bonus."""
     policy, trace = actor(batch.obs)
@@ -146,7 +146,9 @@ def actor_loss(
     return policy_loss - entropy_coefficient * entropy, terms, trace
 
 
-def critic_loss(critic: Value, batch: Batch, coefficient: float) -> tuple[Float[Array, ""], Float[Array, ""], Trace]:
+def critic_loss(
+    critic: Value, batch: Minibatch, coefficient: float
+) -> tuple[Float[Array, ""], Float[Array, ""], Trace]:
     """Coefficient times mean squared error, and the error itself."""
     value, trace = critic(batch.obs)
     error = jnp.mean(jnp.square(batch.returns - value))
@@ -166,7 +168,7 @@ def scheduled(config: Any, numbers: Mapping[str, Numbers], progress: Float[Array
     return first + fraction * (last - first)
 
 
-class Metrics(NamedTuple):
+class PPOMetrics(NamedTuple):
     """Means over the minibatches of an update, unless said otherwise."""
 
     policy_loss: Float[Array, ""]

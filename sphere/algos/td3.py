@@ -34,7 +34,7 @@ from sphere.algos.state import (
 from sphere.algos.step import Surroundings
 from sphere.algos.td3_equations import Transition, joint
 from sphere.algos.td3_settings import check_critic_methods, check_sizes
-from sphere.algos.td3_step import Metrics, TD3State, minibatch, summary
+from sphere.algos.td3_step import TD3Metrics, TD3State, minibatch, summary
 from sphere.methods import Method, Sphere
 from sphere.nets import DeterministicActor, Explorer, NetConfig, TwinQ, build, with_temperature
 
@@ -175,7 +175,7 @@ class TD3(Learner):
             jax.random.fold_in(jax.random.fold_in(key, purpose), clock.iteration) for purpose in (DRAW, SMOOTH, METHODS)
         )
 
-        def learn(state: TD3State) -> tuple[TD3State, Metrics]:
+        def learn(state: TD3State) -> tuple[TD3State, TD3Metrics]:
             rows = jax.random.randint(draw, (count, self.batch_size), 0, filled)
             noise = self.target_noise * jax.random.normal(smooth, (count, self.batch_size, action))
             noise = jnp.clip(noise, -self.target_noise_clip, self.target_noise_clip)
@@ -195,9 +195,9 @@ class TD3(Learner):
             packed, written = jax.lax.scan(step, _packed(self, state, pack), xs)
             return _packed(self, packed, unpack), summary(written, self.policy_delay)
 
-        def wait(state: TD3State) -> tuple[TD3State, Metrics]:
+        def wait(state: TD3State) -> tuple[TD3State, TD3Metrics]:
             zero = jnp.zeros((), jnp.float32)
-            return state, Metrics(*[zero] * len(Metrics._fields))._replace(finite=jnp.asarray(True))
+            return state, TD3Metrics(*[zero] * len(TD3Metrics._fields))._replace(finite=jnp.asarray(True))
 
         state, metrics = jax.lax.cond(filled >= max(self.learning_starts, self.batch_size), learn, wait, state)
         sound = jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(state.nets)])

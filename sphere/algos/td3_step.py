@@ -27,7 +27,7 @@ class TD3State(TrainState):
     """Whether the next actions are uniform: the memory does not hold `learning_starts` transitions yet."""
 
 
-class Metrics(NamedTuple):
+class TD3Metrics(NamedTuple):
     """Means over the updates of an iteration, unless said otherwise; zeros while none was due."""
 
     critic_loss: Float[Array, ""]
@@ -49,15 +49,15 @@ class Metrics(NamedTuple):
     """Units that were reset (CBP, ReDo); the sum over updates."""
 
 
-def summary(written: Float[Array, "update metric"], delay: int) -> Metrics:
-    sums = Metrics(*jnp.sum(written, axis=0))
-    means = Metrics(*jnp.mean(written, axis=0))
+def summary(written: Float[Array, "update metric"], delay: int) -> TD3Metrics:
+    sums = TD3Metrics(*jnp.sum(written, axis=0))
+    means = TD3Metrics(*jnp.mean(written, axis=0))
     # the actor's are 0 where it did not move; a short iteration may have had no turn of its
-    turns = jnp.maximum(jnp.sum(written[:, Metrics._fields.index("actor_grad_norm")] > 0), 1)
+    turns = jnp.maximum(jnp.sum(written[:, TD3Metrics._fields.index("actor_grad_norm")] > 0), 1)
     return means._replace(
         actor_loss=sums.actor_loss / turns,
         actor_grad_norm=sums.actor_grad_norm / turns,
-        finite=jnp.all(written[:, Metrics._fields.index("finite")] > 0),
+        finite=jnp.all(written[:, TD3Metrics._fields.index("finite")] > 0),
         replaced=sums.replaced,
     )
 
@@ -70,7 +70,7 @@ def minibatch(
     noise: Float[Array, "n act"],
     turn: Bool[Array, ""],
     around: Surroundings = Surroundings(),  # noqa: B008 - a value
-) -> tuple[TD3State, Metrics]:
+) -> tuple[TD3State, TD3Metrics]:
     """One step of the critics and what methods do after it; where it is the actor's turn, one of the actor."""
     methods, authors = config.methods, config.form == "authors"
 
@@ -118,7 +118,7 @@ def minibatch(
     penalty, coefficient, felt = added({"critic": value})
     finite = jnp.isfinite(value.loss + moved.norm + policy_loss + norm)
     mean = value.aux.facts
-    return stepped, Metrics(
+    return stepped, TD3Metrics(
         value.loss, policy_loss, mean, penalty, coefficient, felt, moved.norm, norm, finite, replaced
     )
 

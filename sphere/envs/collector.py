@@ -16,7 +16,7 @@ from sphere.algos.source import Outcomes
 from sphere.algos.state import ACT
 from sphere.envs import policy_arrays
 from sphere.envs.pool import Pool
-from sphere.envs.rollout_driver import Finished, Rollouts
+from sphere.envs.rollout_driver import Finished, RolloutDriver
 from sphere.envs.running_statistics import Statistics, seen
 
 COLUMNS = ("return", "length", "success_once", "success_at_end")
@@ -38,11 +38,11 @@ def uniform_actions(seeds: np.ndarray, iteration: int, shape: tuple[int, ...], s
 
 
 @dataclass
-class Player:
+class Collector:
     pool: Pool
-    rollouts: Rollouts | None = None
+    rollouts: RolloutDriver | None = None
 
-    def follow(self, policy: Any, statistics: Statistics | None) -> Rollouts | None:
+    def follow(self, policy: Any, statistics: Statistics | None) -> RolloutDriver | None:
         """The pool under these policies; None where workers cannot act by themselves."""
         spec = policy_arrays.spec(policy)
         if spec is None:
@@ -51,7 +51,7 @@ class Player:
         if statistics is not None:
             arrays |= {"mean": statistics.mean, "var": statistics.var}
         if self.rollouts is None:
-            self.rollouts = Rollouts(self.pool, spec, arrays)
+            self.rollouts = RolloutDriver(self.pool, spec, arrays)
         else:
             self.rollouts.load(arrays)
         return self.rollouts

@@ -10,7 +10,7 @@ from sphere.envs import offscreen
 from sphere.envs.batch import State, Stepped
 from sphere.envs.frame_stack import Stack, enlarged, frame_shape, with_numbers
 from sphere.envs.metaworld import MetaWorld
-from sphere.envs.metaworld_pictures import Painter, Stage
+from sphere.envs.metaworld_pictures import Painter, PosedScene
 from sphere.envs.warp_process import geom_names
 from sphere.errors import UserError, unknown
 
@@ -59,7 +59,7 @@ class MetaWorldPixels:
         self.action_low, self.action_high, self.horizon = world.action_low, world.action_high, world.horizon
         self.hand = HAND if proprioception else 0
         origin = world.origin
-        self.stage = Stage(origin.mujoco, origin.env.model_name, origin.model, world.task.placed, camera)
+        self.stage = PosedScene(origin.mujoco, origin.env.model_name, origin.model, world.task.placed, camera)
         self.painter = self.shown = self.image_shape = None
         if renderer == "warp":
             self.drawn, self.observation_size = (image_size, frame_stack, self.hand), POSE + self.hand
@@ -113,7 +113,7 @@ class MetaWorldPixels:
     def data(self) -> list[Any]:
         return self.world.data
 
-    def _posed(self, where: Int[np.ndarray, " k"]) -> Iterator[Stage]:
+    def _posed(self, where: Int[np.ndarray, " k"]) -> Iterator[PosedScene]:
         """The stage as it is in these environments, one after the other."""
         world = self.world
         for i in where.tolist():

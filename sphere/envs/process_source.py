@@ -11,9 +11,9 @@ import numpy as np
 from sphere import envs
 from sphere.algos.learner import Data, DataSpec
 from sphere.algos.source import Outcomes
-from sphere.envs.collector import Player, outcomes, steps_by_learner, uniform_actions, unit_noise
+from sphere.envs.collector import Collector, outcomes, steps_by_learner, uniform_actions, unit_noise
 from sphere.envs.frame_log import FrameLog, check_room
-from sphere.envs.rollout_driver import Rollouts
+from sphere.envs.rollout_driver import RolloutDriver
 from sphere.envs.running_statistics import Statistics, seen
 from sphere.envs.suite_source import SuiteSource, task_name
 from sphere.nets import Explorer
@@ -27,7 +27,7 @@ class EnvironmentSource(SuiteSource):
 
     def opened(self) -> tuple[DataSpec, int]:
         self.pool = self.make_pool(self.envs)
-        self.player = Player(self.pool)
+        self.collector = Collector(self.pool)
         box, sizes = self.pool.single_action_space, self.pool.sizes
         bounds = tuple(box.low.tolist()), tuple(box.high.tolist())
         spec = DataSpec(sizes.observation, len(box.low), *bounds, frames=sizes.frames, numbers=sizes.numbers)
@@ -94,7 +94,7 @@ class EnvironmentSource(SuiteSource):
                 cut = self._by_run(rows["truncated"])
                 images.add(self.obs, self._by_run(final), cut | self._by_run(rows["terminated"]), cut)
 
-        rollouts = self.player.follow(policy, self.statistics)
+        rollouts = self.collector.follow(policy, self.statistics)
         if uniform and rollouts is not None:
             rollouts.load(
                 {"centre": np.zeros(1, np.float32), "half": np.zeros(1, np.float32)}
@@ -135,7 +135,7 @@ class EnvironmentSource(SuiteSource):
         apart = column.reshape(len(column), self.runs, self.envs, *column.shape[2:])
         return np.ascontiguousarray(np.moveaxis(apart, 1, 0))
 
-    def _publish(self, rollouts: Rollouts, after: Callable[..., None], rows: np.ndarray) -> None:
+    def _publish(self, rollouts: RolloutDriver, after: Callable[..., None], rows: np.ndarray) -> None:
         after(rows, rows["obs"], rows["final_obs"])
         if self.statistics is not None:
             rollouts.load({"mean": self.statistics.mean, "var": self.statistics.var})

@@ -21,7 +21,7 @@ from jaxtyping import Array, Int
 from sphere.nets.mlp import transpose_kernel
 
 
-class Blocks(NamedTuple):
+class BlockOwners(NamedTuple):
     owner: Int[Array, " blocks"]
     """The expert of each."""
     used: Int[Array, ""]
@@ -39,7 +39,7 @@ class Dispatch(NamedTuple):
     """Bank rows -> [n, slots, d]; for what entered once per sample, a view per slot."""
     parameters: Callable[[Any], Any]
     """The bank's parameters, from the experts'."""
-    blocks: Blocks | None = None
+    blocks: BlockOwners | None = None
     """Grouped."""
 
 
@@ -134,4 +134,4 @@ def grouped(expert: Int[Array, "n slots"], num_experts: int, max_tokens: int, mo
     def parameters(experts: Any) -> Any:
         return jax.tree.map(copies, experts)
 
-    return Dispatch(enter, to_bank, to_slots, parameters, Blocks(block_expert, end[-1]))
+    return Dispatch(enter, to_bank, to_slots, parameters, BlockOwners(block_expert, end[-1]))

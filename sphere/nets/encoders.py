@@ -242,7 +242,7 @@ def build_encoder(name: str, shape: tuple[int, ...], numbers: int, *, key: PRNGK
     return kind(shape, numbers, key=key)  # type: ignore[call-arg]
 
 
-class Encoded(eqx.Module):
+class EncoderTrunk(eqx.Module):
     """An encoder, then a network on its features."""
 
     encoder: Any
