@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Integer
 
 from sphere.algos import shared_encoder
@@ -27,6 +26,8 @@ from sphere.algos.ppo_equations import (
     drawn_log_prob,
     prepare,
     scheduled,
+    shuffled,
+    table_of,
 )
 from sphere.algos.state import (
     INIT_ACTOR,
@@ -184,28 +185,22 @@ class PPO(Learner):
             critic = shared_encoder.whole(critic, self.policy(state))
         rollout = Rollout.of(data)
         flat = prepare(critic, rollout, self.gamma, self.gae_lambda)
-        samples, envs = flat.returns.shape[0], rollout.reward.shape[1]
+        envs, shape = rollout.reward.shape[1], (len(flat.returns), self.epochs, self.batch_size)
+
+        def key(purpose: int) -> Array:
+            return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), purpose), clock.iteration)
 
         def inputs(rows: Integer[Array, " batch"], obs: Any = rollout.obs) -> Array:
             return obs.observations(rows // envs, rows % envs) if isinstance(obs, Frames) else flat.obs[rows]
 
-        def orders(purpose: int) -> Integer[Array, "minibatch batch"]:
-            key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), purpose), clock.iteration)
-            rows = jax.vmap(lambda k: jax.random.permutation(k, samples))(jax.random.split(key, self.epochs))
-            return rows.reshape(-1, self.batch_size)
-
         rate = scheduled(self, numbers, clock.progress)
         state = of_methods(self.methods, state, lambda method, own: method.begin_iteration(own, clock.progress))
 
-        # one gather per minibatch instead of five: on a GPU small steps are bound by the number of launches
-        columns = [leaf.reshape(samples, -1) for leaf in flat]
-        ends = np.cumsum([column.shape[1] for column in columns])[:-1].tolist()
-        table = jnp.concatenate(columns, axis=1)
+        taken = table_of(flat)
 
         def step(state: PPOState, xs: tuple[Any, Any, Any]) -> tuple[PPOState, Float[Array, " metric"]]:
             rows, other, index = xs
-            parts = jnp.split(table[rows], ends, axis=1)
-            batch = Minibatch(*(p.reshape(len(rows), *leaf.shape[1:]) for p, leaf in zip(parts, flat, strict=True)))
+            batch = taken(rows)
             if isinstance(rollout.obs, Frames):  # images are not in the table: they stay bytes
                 batch = batch._replace(obs=inputs(rows))
             around = Surroundings(unpack, pack)
@@ -218,12 +213,12 @@ class PPO(Learner):
             # side by side for the same reason: each by itself would be a kernel that writes one number
             return state, jnp.stack([jnp.asarray(metric, jnp.float32) for metric in metrics])
 
-        order = orders(SHUFFLE)
+        order = shuffled(key(SHUFFLE), *shape)
         # what no method asks for is not in the program
-        other = orders(SHUFFLE_OTHER) if any(method.other_batch for method in self.methods) else None
+        other = shuffled(key(SHUFFLE_OTHER), *shape) if any(method.other_batch for method in self.methods) else None
         after = any(overrides(method, "after") for method in self.methods)
         index = jnp.arange(len(order), dtype=jnp.int32) if after else None
-        method_key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), METHODS), clock.iteration)
+        method_key = key(METHODS)
         pack, unpack = forms(state.nets)
         packed, written = jax.lax.scan(step, in_form(self.methods, state, pack), (order, other, index))
         state = in_form(self.methods, packed, unpack)
@@ -244,6 +239,18 @@ class PPO(Learner):
         return few, data, self.epochs * self.iteration_steps / few.rollout_steps
 
 
+def _losses(config: PPO, state: PPOState, batch: Minibatch, around: Surroundings) -> dict[str, Loss]:
+    losses: dict[str, Loss] = {
+        "actor": lambda net: actor_loss(net, batch, config.clip, config.entropy_coefficient),
+        "critic": lambda net: critic_loss(net, batch, config.value_coefficient),
+    }
+    if config.critic.encoder != "shared":
+        return losses
+    nets = {role: around.unpacked(role)(packed) for role, packed in state.nets.items()}
+    acting = {role: effective(config.methods, state.methods, role, net) for role, net in nets.items()}
+    return shared_encoder.jointly(losses, acting)
+
+
 def minibatch(
     config: PPO,
     state: PPOState,
@@ -254,20 +261,12 @@ def minibatch(
 ) -> tuple[PPOState, PPOMetrics]:
     """One gradient step of the actor, then of the critic, then what methods do after a step."""
     rate = scheduled_rate if config.target_kl is None else state.rate
-    losses: dict[str, Loss] = {
-        "actor": lambda net: actor_loss(net, batch, config.clip, config.entropy_coefficient),
-        "critic": lambda net: critic_loss(net, batch, config.value_coefficient),
-    }
-    if config.critic.encoder == "shared":
-        nets = {role: around.unpacked(role)(packed) for role, packed in state.nets.items()}
-        acting = {role: effective(config.methods, state.methods, role, net) for role, net in nets.items()}
-        losses = shared_encoder.jointly(losses, acting)
     fraction = scheduled_rate / numbers["learning_rate"] if config.target_kl is None else jnp.ones_like(rate)
     stepped, found = descend(
         config.methods,
         state,
         numbers,
-        losses,
+        _losses(config, state, batch, around),
         batch.obs,
         rate,
         around,
