@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Integer
 
 from sphere.algos import shared_encoder
 from sphere.algos.frames import Frames
-from sphere.algos.learner import Clock, Data, DataSpec, Keep, Learner, Numbers, made_up
+from sphere.algos.learner import ActorCritic, Clock, Data, DataSpec, Keep, Numbers, divisors_near, made_up
 from sphere.algos.ppo_equations import (
     Minibatch,
     PPOMetrics,
@@ -36,13 +36,16 @@ from sphere.algos.state import (
     SHUFFLE,
     SHUFFLE_OTHER,
     TrainState,
+    all_finite,
     crossed,
     effective,
     forms,
     in_form,
     init_methods,
     init_moments,
+    key_of,
     of_methods,
+    planned,
 )
 from sphere.algos.step import Loss, Surroundings, added, descend
 from sphere.errors import in_range
@@ -63,7 +66,7 @@ class PPOState(TrainState):
 
 
 @dataclass(frozen=True)
-class PPO(Learner):
+class PPO(ActorCritic):
     """Proximal policy optimisation. What a sweep may vary is in `numbers`; it does not change the program."""
 
     name: ClassVar[str] = "ppo"
@@ -114,28 +117,17 @@ class PPO(Learner):
             )
         samples = self.num_envs * self.rollout_steps
         if samples % self.batch_size:
-            few = range(1, min(samples, 10**6) + 1)  # of a huge rollout not all divisors are looked for
-            fitting = [b for b in few if samples % b == 0]
-            nearest = sorted(sorted(fitting, key=lambda b: abs(math.log(b) - math.log(max(self.batch_size, 1))))[:6])
             raise ValueError(
                 f"a rollout has num_envs*rollout_steps = {samples} samples, not a multiple of batch_size="
-                f"{self.batch_size}; use one of {', '.join(map(str, nearest))}"
+                f"{self.batch_size}; use one of {divisors_near(samples, self.batch_size, 6)}"
             )
         check_methods(self.methods, self.nets)
         if self.critic.encoder == "shared":
             shared_encoder.check(self.methods)
 
     @property
-    def rollout(self) -> tuple[int, int]:
-        return self.num_envs, self.rollout_steps
-
-    @property
     def learned(self) -> int:
         return self.epochs * self.iteration_steps
-
-    @property
-    def nets(self) -> dict[str, NetConfig]:
-        return {"actor": self.actor, "critic": self.critic}
 
     @property
     def numbers(self) -> dict[str, float]:
@@ -145,9 +137,7 @@ class PPO(Learner):
 
     def init(self, spec: DataSpec, seed: Integer[Array, ""], numbers: Numbers) -> PPOState:
         key = jax.random.key(seed)
-        nets = self.nets
-        for method in self.methods:
-            nets = {role: method.network(role, net) for role, net in nets.items()}
+        nets = planned(self.methods, self.nets)
         sees: dict[str, Any] = {"inner": spec.observation, "numbers": spec.numbers}
         trunk = build(nets["actor"], outer=spec.action, key=jax.random.fold_in(key, INIT_ACTOR), **sees)
         if "temperature" in numbers:
@@ -187,15 +177,14 @@ class PPO(Learner):
         flat = prepare(critic, rollout, self.gamma, self.gae_lambda)
         envs, shape = rollout.reward.shape[1], (len(flat.returns), self.epochs, self.batch_size)
 
-        def key(purpose: int) -> Array:
-            return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), purpose), clock.iteration)
-
         def inputs(rows: Integer[Array, " batch"], obs: Any = rollout.obs) -> Array:
             return obs.observations(rows // envs, rows % envs) if isinstance(obs, Frames) else flat.obs[rows]
 
+        def orders(purpose: int) -> Integer[Array, "minibatch batch"]:
+            return shuffled(key_of(seed, purpose, clock.iteration), *shape)
+
         rate = scheduled(self, numbers, clock.progress)
         state = of_methods(self.methods, state, lambda method, own: method.begin_iteration(own, clock.progress))
-
         taken = table_of(flat)
 
         def step(state: PPOState, xs: tuple[Any, Any, Any]) -> tuple[PPOState, Float[Array, " metric"]]:
@@ -210,21 +199,20 @@ class PPO(Learner):
                 steps = clock.iteration * len(order) + index
                 around = around._replace(steps=steps, key=jax.random.fold_in(method_key, index))
             state, metrics = minibatch(self, state, numbers, rate, batch, around)
-            # side by side for the same reason: each by itself would be a kernel that writes one number
+            # side by side: each by itself would be a kernel that writes one number
             return state, jnp.stack([jnp.asarray(metric, jnp.float32) for metric in metrics])
 
-        order = shuffled(key(SHUFFLE), *shape)
+        order = orders(SHUFFLE)
         # what no method asks for is not in the program
-        other = shuffled(key(SHUFFLE_OTHER), *shape) if any(method.other_batch for method in self.methods) else None
+        other = orders(SHUFFLE_OTHER) if any(method.other_batch for method in self.methods) else None
         after = any(overrides(method, "after") for method in self.methods)
         index = jnp.arange(len(order), dtype=jnp.int32) if after else None
-        method_key = key(METHODS)
+        method_key = key_of(seed, METHODS, clock.iteration)
         pack, unpack = forms(state.nets)
         packed, written = jax.lax.scan(step, in_form(self.methods, state, pack), (order, other, index))
         state = in_form(self.methods, packed, unpack)
         means = PPOMetrics(*jnp.mean(written, axis=0))
-        finite = jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(state.nets)])
-        healthy = jnp.all(written[:, PPOMetrics._fields.index("finite")] > 0) & jnp.all(finite)
+        healthy = jnp.all(written[:, PPOMetrics._fields.index("finite")] > 0) & all_finite(state.nets)
         return state, means._replace(finite=healthy, replaced=means.replaced * len(order))._asdict()
 
     def cross(self, old: PPOState, fresh: PPOState, keep: Keep, seed: Integer[Array, ""]) -> PPOState:

@@ -16,20 +16,23 @@ import numpy as np
 from jaxtyping import Array, Float, Integer
 
 from sphere.algos import replay
-from sphere.algos.learner import Clock, Data, DataSpec, Keep, Learner, Numbers
+from sphere.algos.learner import ActorCritic, Clock, Data, DataSpec, Keep, Numbers
 from sphere.algos.state import (
     DRAW,
     INIT_ACTOR,
     INIT_CRITIC,
     METHODS,
     SMOOTH,
+    all_finite,
     crossed,
     effective,
     forms,
     in_form,
     init_methods,
     init_moments,
+    key_of,
     of_methods,
+    planned,
 )
 from sphere.algos.step import Surroundings
 from sphere.algos.td3_equations import Transition, joint
@@ -40,7 +43,7 @@ from sphere.nets import DeterministicActor, Explorer, NetConfig, TwinQ, build, w
 
 
 @dataclass(frozen=True)
-class TD3(Learner):
+class TD3(ActorCritic):
     """TD3 as SBX has it; `form` gives the authors'. Methods act on the critic."""
 
     name: ClassVar[str] = "td3"
@@ -91,10 +94,6 @@ class TD3(Learner):
         check_critic_methods(self.name, self.methods, self.nets)
 
     @property
-    def rollout(self) -> tuple[int, int]:
-        return self.num_envs, self.rollout_steps
-
-    @property
     def updates(self) -> int:
         """Of one iteration."""
         return max(1, round(self.update_ratio * self.iteration_steps))
@@ -102,10 +101,6 @@ class TD3(Learner):
     @property
     def learned(self) -> int:
         return self.updates * self.batch_size
-
-    @property
-    def nets(self) -> dict[str, NetConfig]:
-        return {"actor": self.actor, "critic": self.critic}
 
     @property
     def numbers(self) -> dict[str, float]:
@@ -119,9 +114,7 @@ class TD3(Learner):
 
     def init(self, spec: DataSpec, seed: Integer[Array, ""], numbers: Numbers) -> TD3State:
         key = jax.random.key(seed)
-        nets = self.nets
-        for method in self.methods:
-            nets = {role: method.network(role, net) for role, net in nets.items()}
+        nets = planned(self.methods, self.nets)
         inner = spec.size(self.title)
 
         def trunk(key: Any) -> Any:
@@ -170,10 +163,7 @@ class TD3(Learner):
                 f"{self.batch_size}; use a smaller batch or more data"
             )
         count, action = self.updates, len(state.nets["actor"].low)
-        key = jax.random.key(seed)
-        draw, smooth, own = (
-            jax.random.fold_in(jax.random.fold_in(key, purpose), clock.iteration) for purpose in (DRAW, SMOOTH, METHODS)
-        )
+        draw, smooth, own = (key_of(seed, purpose, clock.iteration) for purpose in (DRAW, SMOOTH, METHODS))
 
         def learn(state: TD3State) -> tuple[TD3State, TD3Metrics]:
             rows = jax.random.randint(draw, (count, self.batch_size), 0, filled)
@@ -200,9 +190,8 @@ class TD3(Learner):
             return state, TD3Metrics(*[zero] * len(TD3Metrics._fields))._replace(finite=jnp.asarray(True))
 
         state, metrics = jax.lax.cond(filled >= max(self.learning_starts, self.batch_size), learn, wait, state)
-        sound = jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(state.nets)])
         state = dataclasses.replace(state, warm=filled < self.learning_starts)
-        return state, metrics._replace(finite=metrics.finite & jnp.all(sound))._asdict()
+        return state, metrics._replace(finite=metrics.finite & all_finite(state.nets))._asdict()
 
     def cross(self, old: TD3State, fresh: TD3State, keep: Keep, seed: Integer[Array, ""]) -> TD3State:
         state = crossed(self.methods, old, fresh, keep, seed)

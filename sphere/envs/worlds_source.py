@@ -20,7 +20,7 @@ from jaxtyping import Array, Float
 from sphere.algos.learner import Data, DataSpec
 from sphere.algos.rows import EXACT
 from sphere.algos.source import Outcomes
-from sphere.algos.state import ACT, RESET, RESET_EVALUATION
+from sphere.algos.state import ACT, RESET, RESET_EVALUATION, key_of
 from sphere.envs import simulators, worlds
 from sphere.envs.collector import COLUMNS
 from sphere.envs.policy import CLIP, EPSILON
@@ -71,7 +71,7 @@ def noise(made: Worlds, uniform: bool, seeds: Any, iteration: Any, shape: tuple[
     the box."""
 
     def one(seed: Array) -> Array:
-        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), ACT), iteration)
+        key = key_of(seed, ACT, iteration)
         if not uniform:
             return jax.random.normal(key, shape)
         low, high = (jnp.asarray(bound, jnp.float32)[None, None] for bound in (made.action_low, made.action_high))
