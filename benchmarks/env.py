@@ -168,7 +168,7 @@ def compare(
     and of physics alone."""
     from sphere.envs import make
     from sphere.envs.handles import Process
-    from sphere.envs.rollouts import Rollouts
+    from sphere.envs.rollout_driver import RolloutDriver
 
     context = multiprocessing.get_context("forkserver")
     ours = make(f"{suite}/{task}", num_envs=envs, workers=workers)
@@ -180,7 +180,7 @@ def compare(
         pin(pid, i + len(ours._workers) - len(pids))  # the learner's own share, if it has one, is on the first core
     ours.reset()
     theirs = package_pool(task, envs) if suite == "metaworld" else None
-    ways = [(partial(random_step, ours, actions), pids), (partial(in_pieces, Rollouts(ours), actions), pids)]
+    ways = [(partial(random_step, ours, actions), pids), (partial(in_pieces, RolloutDriver(ours), actions), pids)]
     if theirs is not None:
         ways.append((partial(random_step, theirs, actions), [process.pid or 0 for process in theirs.processes]))
     best = [0.0] * 4

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from sphere.envs import policy_arrays
-from sphere.envs.policy import Actor, Network
+from sphere.envs.policy import Network, NumpyActor
 from sphere.saved import SavedFleet
 
 BITS = 13
@@ -39,13 +39,13 @@ class Rounded(Network):
         return tf32(x) @ tf32(kernel) + bias
 
 
-def actors(fleet: SavedFleet, run: int) -> tuple[Actor, Actor]:
+def actors(fleet: SavedFleet, run: int) -> tuple[NumpyActor, NumpyActor]:
     """As simulator processes have it, and as a GPU."""
     spec = policy_arrays.spec(fleet.policy)
     if spec is None or spec.router != "top-k":
         raise SystemExit(f"{fleet.directory} has no Top-K actor; wanted one whose experts are chosen by a gate")
     arrays: Mapping[str, np.ndarray] = {name: one[run] for name, one in policy_arrays.arrays(fleet.policy).items()}
-    exact, rounded = Actor(spec, arrays), Actor(spec, arrays)
+    exact, rounded = NumpyActor(spec, arrays), NumpyActor(spec, arrays)
     rounded.gate = Rounded(arrays, "gate", spec.activation)
     experts = {name: array for name, array in arrays.items() if name.startswith("experts/")}
     count = len(rounded.experts)
@@ -55,7 +55,7 @@ def actors(fleet: SavedFleet, run: int) -> tuple[Actor, Actor]:
     return exact, rounded
 
 
-def chosen(actor: Actor, obs: np.ndarray) -> np.ndarray:
+def chosen(actor: NumpyActor, obs: np.ndarray) -> np.ndarray:
     return np.sort(np.argsort(-actor.gate(obs), axis=1, kind="stable")[:, : actor.spec.top_k], axis=1)
 
 

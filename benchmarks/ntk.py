@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from benchmarks import kept
 from benchmarks.timing import best_seconds, device
 from sphere import ntk
-from sphere.algos.fleet import EXACT
+from sphere.algos.rows import EXACT
 from sphere.nets import NetConfig, build
 
 N, OBS, ACT = 512, 51, 19

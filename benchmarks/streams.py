@@ -21,7 +21,7 @@ import torch
 from benchmarks import kept
 from benchmarks.pytorch.streams import Loop
 from benchmarks.timing import count, device
-from sphere.algos import fleet as rows
+from sphere.algos import rows
 from sphere.algos.classifier import Classifier
 from sphere.algos.learner import Clock
 from sphere.algos.source import Wanted

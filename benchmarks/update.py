@@ -25,8 +25,7 @@ import numpy as np
 
 from benchmarks import kept
 from benchmarks.timing import count, device
-from sphere.algos import fleet as rows
-from sphere.algos import replay
+from sphere.algos import replay, rows
 from sphere.algos.learner import Clock, DataSpec
 from sphere.algos.ppo import PPO, minibatch
 from sphere.algos.ppo_equations import Rollout, prepare

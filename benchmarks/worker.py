@@ -21,7 +21,7 @@ from benchmarks.timing import count
 from sphere.envs.batch import Share
 from sphere.envs.handles import ENVIRONMENT, anonymous_memory
 from sphere.envs.metaworld import MetaWorld
-from sphere.envs.policy import Policy, Spec
+from sphere.envs.policy import FleetPolicy, Spec
 from sphere.envs.sizes import Sizes
 
 EXPERTS, WIDTH, DEPTH = 10, 256, 3
@@ -29,7 +29,7 @@ OBS, ACT = 39, 4
 PARTS = ("policy", "physics", "whole", "seen", "rest", "all")
 
 
-def policy(envs: int, used: int) -> Policy:
+def policy(envs: int, used: int) -> FleetPolicy:
     """Top-2 of ten random experts, of which the gate chooses among some."""
     rng = np.random.default_rng(0)
     inner = [OBS, *[WIDTH] * DEPTH]
@@ -43,7 +43,7 @@ def policy(envs: int, used: int) -> Policy:
     arrays = dict(layers("experts", ACT, EXPERTS)) | dict(layers("gate", EXPERTS))
     arrays[f"gate/{DEPTH}/bias"][:, used:] = -100
     arrays["temperature"] = np.ones(1, np.float32)
-    return Policy(Spec("top-k", "relu", top_k=2), arrays, [(0, slice(0, envs))])
+    return FleetPolicy(Spec("top-k", "relu", top_k=2), arrays, [(0, slice(0, envs))])
 
 
 @contextmanager

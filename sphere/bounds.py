@@ -4,7 +4,7 @@ The latter return both sides of their inequality, left <= right, so that a diagn
 beside what could have. Gate and expert terms come from the sample-space Grams K_gate = J_g J_g^T and
 K_exp = J_exp J_exp^T, which a diagnostic has, and not from blocks of the P x P matrix G = (1/N) J^T J, which
 too large to store: the nonzero eigenvalues agree up to N, and N^2 ||(1/N) J_g^T J_exp||_F^2 = <K_gate, K_exp>.
-Of a network with parts outside of its mixtures (`sphere.ntk.Blocks.shared`), pass gate + shared as the gate:
+Of a network with parts outside of its mixtures (`sphere.ntk.NTKParts.shared`), pass gate + shared as the gate:
 the bounds then compare the experts with all the rest, and the sum of both is K as before.
 
 Bad input raises ValueError; inside jit, grad and vmap a zero matrix counts as entropy 0 and its bound is the

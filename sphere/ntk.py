@@ -146,7 +146,7 @@ def _of_convolution(window: Window, a: Float[Array, "n places inner"], g: Array)
     return jax.lax.map(one, (a, g), batch_size=8)
 
 
-class Blocks(NamedTuple):
+class NTKParts(NamedTuple):
     """K by parameter group: K = gate + expert + shared. Zeros where a network has no such part."""
 
     gate: Float[Array, "n n"]
@@ -156,11 +156,11 @@ class Blocks(NamedTuple):
 
 
 @checked(_tapped)
-def blocks(net: Callable, x: Num[Array, "n *input"], batch_size: int | None = None) -> Blocks:
+def blocks(net: Callable, x: Num[Array, "n *input"], batch_size: int | None = None) -> NTKParts:
     """J_gate J_gate^T, J_expert J_expert^T and J_shared J_shared^T, each summed over the network's mixtures and over
     the trunks of a head; with `sphere.bounds` they give the gate-expert coupling."""
     zero = jnp.zeros((x.shape[0], x.shape[0]), _precision(x))
-    return Blocks(**({"shared": zero} | _shares(net, x, batch_size)))
+    return NTKParts(**({"shared": zero} | _shares(net, x, batch_size)))
 
 
 def _precision(x: Array) -> Any:

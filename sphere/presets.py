@@ -10,7 +10,7 @@ from sphere.algos.td3 import TD3
 from sphere.algos.td3_bc import TD3BC
 from sphere.data.offline import Offline
 from sphere.data.streams import Stream
-from sphere.envs.source import Environments
+from sphere.envs.environments import Environments
 from sphere.errors import unknown
 from sphere.methods import LayerNorm, Sphere
 from sphere.nets import NetConfig, TransformerConfig

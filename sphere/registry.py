@@ -31,7 +31,7 @@ LEARNERS: dict[str, Found] = {
     "classifier": "sphere.algos.classifier:Classifier",
 }
 SOURCES: dict[str, Found] = {
-    "environments": "sphere.envs.source:Environments",
+    "environments": "sphere.envs.environments:Environments",
     "offline": "sphere.data.offline:Offline",
     "stream": "sphere.data.streams:Stream",
 }

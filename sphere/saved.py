@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from sphere.algos import fleet as rows
+from sphere.algos import rows
 from sphere.algos.learner import DataSpec, Learner
 from sphere.algos.source import Outcomes, Source
 from sphere.errors import UserError, unknown

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from sphere.envs.frames import Stack
+from sphere.envs.frame_stack import Stack
 
 SIDE, HORIZON = 12, 5
 

@@ -16,7 +16,7 @@ import pytest
 
 from sphere.algos.ppo import PPO
 from sphere.algos.td3 import TD3
-from sphere.envs.source import Environments
+from sphere.envs.environments import Environments
 from sphere.nets import NetConfig
 from sphere.storage import files
 from sphere.storage.fleet_directory import FleetDirectory

@@ -13,7 +13,7 @@ import pytest
 from processes import PATIENCE
 
 from sphere.envs import assets
-from sphere.envs.assets import Collection, File, find, install, root
+from sphere.envs.assets import AssetCollection, File, find, install, root
 
 CONTENTS = {
     "LICENSE": b"do as you like\n",
@@ -28,7 +28,7 @@ def collection(base="http://127.0.0.1:9"):
         path: File(len(content), hashlib.sha256(content).hexdigest(), f"repository/{path}")
         for path, content in CONTENTS.items()
     }
-    return Collection(base, files)
+    return AssetCollection(base, files)
 
 
 @pytest.fixture
@@ -175,7 +175,7 @@ def test_a_server_out_of_reach_is_named(cache):
 def test_a_killed_download_leaves_nothing_half_done(cache, server):
     server.trouble["h1/mesh.stl"] = "hang"
     code = (
-        "from sphere.envs import assets; from sphere.envs.assets import Collection, File\n"
+        "from sphere.envs import assets; from sphere.envs.assets import AssetCollection, File\n"
         f"assets.COLLECTIONS['toy'] = {collection()!r}; assets.install('toy', base={server.base!r})"
     )
     child = processes.start([sys.executable, "-c", code])

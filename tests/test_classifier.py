@@ -11,7 +11,7 @@ import pytest
 from encoders import CLASSES, LENGTH, VOCABULARY, as_torch, config, forward, texts, torch
 
 from sphere import registry
-from sphere.algos import fleet
+from sphere.algos import rows
 from sphere.algos.classifier import Classifier, masked_cross_entropy
 from sphere.algos.learner import Clock, DataSpec
 from sphere.algos.source import Wanted
@@ -29,7 +29,7 @@ def numbers_of(learner, runs=1, rho=0.0):
 
 def started(learner, spec, seeds=(0,), rho=0.0):
     seeds, numbers = np.array(seeds, np.uint32), numbers_of(learner, len(seeds), rho)
-    return fleet.init(learner, spec, seeds, numbers), numbers, seeds
+    return rows.init(learner, spec, seeds, numbers), numbers, seeds
 
 
 def batches(runs=1, examples=8):
@@ -76,16 +76,16 @@ def test_an_epoch_is_torchs_adamw():
     optimiser = torch.optim.AdamW(learned, lr=1e-3, weight_decay=0.3, eps=1e-3)
     losses = []
     for start in (0, 4):
-        rows = slice(start, start + 4)
-        logits = forward(plain, data["obs"][0, rows])[0][:, [0, 2]]
-        loss = torch.nn.functional.cross_entropy(logits, torch.tensor(data["label"][0, rows] // 2, dtype=torch.long))
+        part = slice(start, start + 4)
+        logits = forward(plain, data["obs"][0, part])[0][:, [0, 2]]
+        loss = torch.nn.functional.cross_entropy(logits, torch.tensor(data["label"][0, part] // 2, dtype=torch.long))
         optimiser.zero_grad()
         loss.backward()
         for tensor in learned:  # what the loss does not reach is decayed too
             tensor.grad = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
         optimiser.step()
         losses.append(loss.item())
-    state, metrics = fleet.update(learner, state, numbers, data, seeds, Clock(np.int32(0), np.float32(1)))
+    state, metrics = rows.update(learner, state, numbers, data, seeds, Clock(np.int32(0), np.float32(1)))
     np.testing.assert_allclose(metrics["loss"][0], np.mean(losses), rtol=1e-5)
     assert bool(metrics["finite"][0])
     for leaf, tensor, name in zip(jax.tree.leaves(state.nets["actor"].trunk), tensors, names, strict=True):
@@ -97,7 +97,7 @@ def test_head_rows_of_other_classes_feel_weight_decay_only():
         learner = Classifier(examples=8, batch_size=4, weight_decay=decay, actor=config(), methods=())
         state, numbers, seeds = started(learner, TEXT)
         before = np.asarray(state.nets["actor"].trunk.head.kernel[0])
-        state, _ = fleet.update(learner, state, numbers, batches(), seeds, Clock(np.int32(0), np.float32(1)))
+        state, _ = rows.update(learner, state, numbers, batches(), seeds, Clock(np.int32(0), np.float32(1)))
         after = np.asarray(state.nets["actor"].trunk.head.kernel[0])
         np.testing.assert_allclose(after[:, [1, 3]], before[:, [1, 3]] * (1 - 5e-4 * decay) ** 2, rtol=1e-6)
         assert np.all(np.any(after[:, [0, 2]] != before[:, [0, 2]], axis=0))
@@ -110,7 +110,7 @@ def test_rho_0_gives_the_plain_programs_bits_and_another_rho_does_not():
     ends = {}
     for name, learner, rho in (("plain", plain, 0.0), ("0", with_penalty, 0.0), ("0.1", with_penalty, 0.1)):
         state, numbers, seeds = started(learner, TEXT, rho=rho)
-        state, metrics = fleet.update(learner, state, numbers, batches(), seeds, moment)
+        state, metrics = rows.update(learner, state, numbers, batches(), seeds, moment)
         ends[name] = [np.asarray(leaf) for leaf in jax.tree.leaves(state.nets)]
         assert (float(metrics["penalty"][0]) > 0) == (name != "plain")
     assert all(np.array_equal(*pair) for pair in zip(ends["plain"], ends["0"], strict=True))
@@ -128,8 +128,8 @@ def trained(seeds, tasks=("squares/0",), epochs=8):
         source.enter(task, None if i == 0 else object())
         for iteration in range(i * epochs, (i + 1) * epochs):
             data, _ = source.collect(None, iteration)
-            state, _ = fleet.update(learner, state, numbers, data, runs, Clock(np.int32(iteration), np.float32(1)))
-    return state, source.evaluate(fleet.policy(learner, state), tasks[-1]).columns
+            state, _ = rows.update(learner, state, numbers, data, runs, Clock(np.int32(iteration), np.float32(1)))
+    return state, source.evaluate(rows.policy(learner, state), tasks[-1]).columns
 
 
 def test_it_learns_and_a_fleet_equals_single_runs_bit_for_bit():
@@ -166,7 +166,7 @@ def test_several_methods_at_once_keep_all_numbers_finite():
     learner = Classifier(examples=8, batch_size=4, actor=config(), methods=chosen)
     state, numbers, seeds = started(learner, TEXT, rho=0.1)
     for i in range(2):
-        state, metrics = fleet.update(learner, state, numbers, batches(), seeds, Clock(np.int32(i), np.float32(1)))
+        state, metrics = rows.update(learner, state, numbers, batches(), seeds, Clock(np.int32(i), np.float32(1)))
     assert bool(metrics["finite"][0])
 
 

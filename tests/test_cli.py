@@ -17,8 +17,8 @@ from made_runs import settings, write_run
 
 import sphere.__main__ as entry
 from sphere.cli import render
-from sphere.cli.fleet import show_text
 from sphere.cli.main import main, run
+from sphere.cli.resume import show_text
 from sphere.presets import PRESETS
 from sphere.training import loop, plan
 from sphere.training.settings import from_json, to_json

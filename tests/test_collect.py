@@ -11,8 +11,8 @@ import pytest
 from fleets import TINY, changed
 from scipy import stats
 
-from sphere.algos import fleet as rows
-from sphere.algos.ppo_equations import Batch, Rollout, actor_loss
+from sphere.algos import rows
+from sphere.algos.ppo_equations import Minibatch, Rollout, actor_loss
 from sphere.training.fleet import Fleet
 
 STEPS = 64
@@ -79,7 +79,7 @@ def test_probabilities_by_noise_do_not_depend_on_the_network_that_learns(collect
 
     def kl(log_prob):
         flat = (rollout.obs[0], rollout.action[0], log_prob[0], rollout.reward[0], rollout.reward[0])
-        batch = Batch(*(jnp.asarray(part).reshape(-1, *part.shape[2:]) for part in flat))
+        batch = Minibatch(*(jnp.asarray(part).reshape(-1, *part.shape[2:]) for part in flat))
         return float(actor_loss(one, batch, 0.2)[1].kl)
 
     assert kl(far) > 1e8

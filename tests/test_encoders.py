@@ -10,9 +10,9 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 from sphere import ntk
-from sphere.envs.frames import with_numbers
+from sphere.envs.frame_stack import with_numbers
 from sphere.errors import UserError
-from sphere.nets import Encoded, NetConfig, Recorder, Trunk, build, with_compute
+from sphere.nets import EncoderTrunk, NetConfig, Recorder, Trunk, build, with_compute
 from sphere.nets.encoders import build_encoder
 
 torch = pytest.importorskip("torch")
@@ -41,7 +41,7 @@ def actor(name, kind="top-k"):
         return build(small, (side, side, 3 * FRAMES), 2, key=jax.random.key(1))
     whole = encoder(name)
     fewer = eqx.tree_at(lambda net: net.blocks, whole, whole.blocks[1:3])
-    return Encoded(fewer, build(small, fewer.features, 2, key=jax.random.key(1)))
+    return EncoderTrunk(fewer, build(small, fewer.features, 2, key=jax.random.key(1)))
 
 
 def moved(net, seed=0):
@@ -159,7 +159,7 @@ def test_numbers_beside_the_frames_join_the_features():
 
 def test_an_actor_is_an_encoder_a_mixture_and_a_head():
     net, x = actor("impala"), jnp.asarray(images("impala"))
-    assert isinstance(net, Encoded)
+    assert isinstance(net, EncoderTrunk)
     assert isinstance(net, Trunk)
     output, trace = net(x)
     features = net.encoder(x, Recorder(None))

@@ -18,7 +18,7 @@ from sphere.experiments.schedule import schedule
 from sphere.launch import launchers, on_ray
 from sphere.launch.jobs import Job, work
 from sphere.launch.launchers import Resources
-from sphere.launch.on_slurm import Work, submit
+from sphere.launch.on_slurm import SlurmTask, submit
 from sphere.training.settings import Evaluation
 
 ROOT = Path(__file__).parents[1]
@@ -241,8 +241,8 @@ def test_submitit_gives_the_same_numbers_also_when_a_job_is_preempted(alone, tmp
 def test_a_preempted_job_asks_for_the_same_work():
     pytest.importorskip("submitit")
     (job, _) = jobs_in(Path("nowhere"))
-    again = Work().checkpoint(job)
-    assert isinstance(again.function, Work)
+    again = SlurmTask().checkpoint(job)
+    assert isinstance(again.function, SlurmTask)
     assert again.args == (job,)
 
 

@@ -14,10 +14,10 @@ from sphere.experiments.beside_paper import last_value, value_at
 from sphere.experiments.configs import same_run, singles
 from sphere.experiments.experiment import Experiment, Found
 from sphere.experiments.gather import schedule_of, wanted
-from sphere.experiments.pages import code_of
+from sphere.experiments.results_pages import code_of
 from sphere.report import paper
 from sphere.report.comparison_tables import paper_cell
-from sphere.report.tables import Measured
+from sphere.report.tables import MeanStd
 from sphere.training.describe import run_records
 from sphere.training.settings import FleetConfig, to_json
 
@@ -95,7 +95,7 @@ def test_results_follow_from_records(name, made):
         columns = [i for i, column in enumerate(table.columns) if column in ("success", "mean")]
         for row in table.rows:
             for i in columns:
-                assert isinstance(row[i], Measured)
+                assert isinstance(row[i], MeanStd)
                 assert row[i].mean == pytest.approx(0.75), (name, row)
     pyplot.close("all")
 
@@ -129,17 +129,17 @@ def test_the_papers_numbers_stand_beside_ours(made):
     assert table.columns == ("", "Top-K MoE", "paper, Top-K MoE", "SPHERE", "paper, SPHERE")
     assert table.rows[1] == [
         "Tanh",
-        Measured(0.75, 0.0),
-        Measured(0.36, 0.10),
-        Measured(0.75, 0.0),
-        Measured(0.58, 0.17),
+        MeanStd(0.75, 0.0),
+        MeanStd(0.36, 0.10),
+        MeanStd(0.75, 0.0),
+        MeanStd(0.58, 0.17),
     ]
     (table, *_) = find("retention").results(made("retention")).tables
     # the final policy: 3/4 on the last of two tasks, 1/4 on the first
-    assert table.rows[1] == ["SPHERE", Measured(0.5, 0.0), Measured(0.25, 0.05)]
+    assert table.rows[1] == ["SPHERE", MeanStd(0.5, 0.0), MeanStd(0.25, 0.05)]
     (table, *_) = find("ten-seeds").results(made("ten-seeds")).tables
     assert table.rows[0][0] == "HumanoidBench CRL, Top-K MoE"
-    assert table.rows[0][3:5] == [Measured(0.75), Measured(0.36)]
+    assert table.rows[0][3:5] == [MeanStd(0.75), MeanStd(0.36)]
 
 
 @pytest.mark.parametrize("name", STREAMS)

@@ -19,7 +19,7 @@ import pytest
 
 import sphere
 from sphere import registry
-from sphere.algos import fleet as rows
+from sphere.algos import rows
 from sphere.algos.learner import Clock, DataSpec, made_up
 from sphere.algos.ppo import PPO
 from sphere.nets import NetConfig

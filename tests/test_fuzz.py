@@ -9,8 +9,8 @@ import numpy as np
 from fleets import SPEC, TINY
 from test_damage import bytes_changed, digit_changed, whole_changed, word_changed
 
-from sphere.cli.fleet import settings_of
 from sphere.cli.main import main
+from sphere.cli.resume import settings_of
 from sphere.envs import heldout
 from sphere.errors import UserError
 from sphere.storage import checkpoint

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sphere.envs import humanoidbench_mjx as h1_mjx
-from sphere.envs.humanoidbench import FRAME_SKIP, Places, places
+from sphere.envs.humanoidbench import FRAME_SKIP, ModelIndices, places
 from sphere.envs.humanoidbench_worlds import touching
 from sphere.errors import UserError
 
@@ -95,7 +95,7 @@ def test_an_action_by_mjx_is_that_of_mujoco(model):
 
 def test_contacts_of_all_worlds_in_one_list_are_told_apart():
     """As Warp has them: a contact says which world it is of, and what stands behind the last one is not meant."""
-    where = Places(0, 0, (0, 1, 2), np.array([False, True, False]))
+    where = ModelIndices(0, 0, (0, 1, 2), np.array([False, True, False]))
     physics = SimpleNamespace(places=where, count=4)
     own = SimpleNamespace(
         contact__geom=jnp.array([[0, 2], [1, 2], [2, 1], [0, 1], [1, 2], [-1, -1]]),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sphere.envs.humanoidbench import TASKS
-from sphere.envs.humanoidbench_rewards import Measured
+from sphere.envs.humanoidbench_rewards import Readings
 
 
 def tolerance(x, low=0.0, high=0.0, *, margin, shape):
@@ -42,7 +42,7 @@ def scenes(n, seed=0):
     force = rng.normal(scale=rng.choice([0.0, 5.0, 40.0], (n, 1)), size=(n, 19))
     velocity = rng.normal(scale=rng.choice([0.0, 1.0, 6.0], (n, 1)), size=(n, 3))
     head, up = rng.uniform(0, 2.2, n), rng.uniform(-1, 1, n)
-    return Measured(rng.uniform(0, 1, n), head, *feet, up, force, velocity, rng.uniform(size=n) < 0.5)
+    return Readings(rng.uniform(0, 1, n), head, *feet, up, force, velocity, rng.uniform(size=n) < 0.5)
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -53,4 +53,4 @@ def test_rewards_are_those_of_their_definition_row_by_row(task):
     assert reward.min() >= 0
     assert reward.max() <= 1
     for part in (slice(0, 1), slice(3, 12), slice(5, 200)):
-        np.testing.assert_array_equal(TASKS[task].reward(Measured(*(array[part] for array in measured))), reward[part])
+        np.testing.assert_array_equal(TASKS[task].reward(Readings(*(array[part] for array in measured))), reward[part])

@@ -11,7 +11,7 @@ from test_humanoidbench_rewards import scenes
 from sphere.envs import humanoidbench_worlds as h1
 from sphere.envs import worlds
 from sphere.envs.humanoidbench import NOISE, TASKS, HumanoidBench, simulator
-from sphere.envs.humanoidbench_rewards import Measured
+from sphere.envs.humanoidbench_rewards import Readings
 from sphere.envs.humanoidbench_worlds import H1Worlds
 
 pytestmark = pytest.mark.usefixtures("models_compiled_once")
@@ -22,7 +22,7 @@ MOST = 200
 
 
 def single(measured):
-    return Measured(*(jnp.asarray(a, jnp.float32 if a.dtype == np.float64 else None) for a in measured))
+    return Readings(*(jnp.asarray(a, jnp.float32 if a.dtype == np.float64 else None) for a in measured))
 
 
 def in_jax(task, measured):

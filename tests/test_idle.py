@@ -7,7 +7,7 @@ import pytest
 from fleets import TINY, changed
 from made_runs import settings, write_run
 
-from sphere.algos import fleet as rows
+from sphere.algos import rows
 from sphere.cli.main import main
 from sphere.methods import Sphere
 from sphere.methods.cbp import CBP

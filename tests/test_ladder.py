@@ -14,12 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sphere.algos import fleet as rows
+from sphere.algos import rows
 from sphere.algos.learner import Clock
 from sphere.algos.ppo import PPO
 from sphere.algos.source import Wanted
+from sphere.envs.environments import Environments
 from sphere.envs.probes import PROBES, optimal_action, optimal_value
-from sphere.envs.source import Environments
 from sphere.nets import NetConfig
 
 GAMMA = 0.8  # V = 5 at the time limit and 3.36, 2.95, 2.44, 1.8, 1 before the termination: far apart

@@ -12,7 +12,7 @@ from suites import assert_a_picture_changes_nothing, play, played_in_a_pool, res
 from sphere import envs
 from sphere.envs import metaworld, metaworld_origin, metaworld_verify
 from sphere.envs.metaworld import MetaWorld
-from sphere.envs.metaworld_verify import ENVS, EPISODE, Row, verify
+from sphere.envs.metaworld_verify import ENVS, EPISODE, Differences, verify
 
 pytestmark = pytest.mark.usefixtures("models_compiled_once")
 ORDER = "hammer push-wall faucet-close push-back stick-pull handle-press-side push shelf-place window-close"
@@ -45,7 +45,7 @@ def test_the_comparison_would_notice(monkeypatch):
     monkeypatch.setattr(metaworld, "ACTION_SCALE", 0.01 + 1e-7)
     (row,) = verify(steps=ENVS * 5, tasks=["push"], scenes=1)
     assert row.observation > 1e-9
-    assert isinstance(row, Row)
+    assert isinstance(row, Differences)
     assert EPISODE >= 200
 
 

@@ -10,7 +10,7 @@ import updates
 from units import AS_IT_IS
 from updates import experience, filled, fresh, hyper, small, with_methods
 
-from sphere.algos import fleet as rows
+from sphere.algos import rows
 from sphere.algos.learner import Clock
 from sphere.algos.ppo_equations import prepare
 from sphere.algos.state import effective

@@ -26,8 +26,7 @@ from updates import (
     with_methods,
 )
 
-from sphere.algos import fleet as rows
-from sphere.algos import ppo
+from sphere.algos import ppo, rows
 from sphere.algos import state as states
 from sphere.algos.learner import Clock
 from sphere.algos.optimiser import clipped_adam

@@ -14,10 +14,10 @@ from updates import (
     with_methods,
 )
 
-from sphere.algos import fleet as rows
+from sphere.algos import rows
 from sphere.algos.ppo import PPO
 from sphere.choices import with_method
-from sphere.envs.source import Environments
+from sphere.envs.environments import Environments
 from sphere.methods import CBP, CChain, ReDo, SpectralNorm
 from sphere.nets import NetConfig
 from sphere.storage import checkpoint, run_directory

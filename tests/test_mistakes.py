@@ -89,7 +89,7 @@ from sphere.methods import CBP, Parseval, ReDo, Sphere
 from sphere.nets import NetConfig
 from sphere.nets.transformer import TransformerConfig
 from sphere.training.settings import FleetConfig
-from sphere.envs.source import Environments
+from sphere.envs.environments import Environments
 
 def fleet(**changes):
     return FleetConfig(tasks=("probe/reach-north",), learner=PPO(), source=Environments(), **changes)
@@ -249,7 +249,7 @@ def test_a_full_disk_says_what_is_saved_and_what_to_do(tmp_path, capsys, monkeyp
 
 
 def test_a_stack_trace_comes_only_when_it_is_asked_for(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr("sphere.cli.fleet.settings_of", lambda _: {}["nothing"])
+    monkeypatch.setattr("sphere.cli.resume.settings_of", lambda _: {}["nothing"])
     assert "SPHERE_DEBUG=1" in said(capsys, ["show", str(tmp_path)])
     monkeypatch.setenv("SPHERE_DEBUG", "1")
     assert main(["show", str(tmp_path)]) == 1

@@ -8,7 +8,7 @@ from suites import begun, rngs
 
 from sphere import envs
 from sphere.envs import heldout, offscreen
-from sphere.envs.frames import Stack, with_numbers
+from sphere.envs.frame_stack import Stack, with_numbers
 from sphere.errors import UserError
 from sphere.presets import preset
 

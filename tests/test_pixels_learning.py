@@ -13,8 +13,7 @@ from test_resume_suites import assert_same
 
 import sphere
 from sphere import registry
-from sphere.algos import fleet as rows
-from sphere.algos import shared_encoder
+from sphere.algos import rows, shared_encoder
 from sphere.algos.frames import Frames, capacity
 from sphere.algos.learner import Clock, DataSpec, made_up
 from sphere.algos.ppo import PPO
@@ -217,7 +216,7 @@ def test_a_shared_encoder_gets_the_gradient_of_both_losses(state):
     critic = sphere.nets.Value(shared_encoder.on_features(shared, actor.trunk, key=jax.random.key(5)))
     obs = jnp.asarray(np.random.default_rng(0).integers(0, 256, (6, dots.SIDE, dots.SIDE, 9), np.uint8))
     column = jnp.linspace(-1, 1, 6)
-    batch = sphere.algos.ppo_equations.Batch(obs, jnp.zeros((6, 2)), column - 2, column, column**2)
+    batch = sphere.algos.ppo_equations.Minibatch(obs, jnp.zeros((6, 2)), column - 2, column, column**2)
     losses = {"actor": lambda net: actor_loss(net, batch, 0.2), "critic": lambda net: critic_loss(net, batch, 0.5)}
     joint = shared_encoder.jointly(losses, {"actor": actor, "critic": critic})
 

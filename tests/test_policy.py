@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sphere.envs import policy_arrays
-from sphere.envs.policy import Policy, normalised
+from sphere.envs.policy import FleetPolicy, normalised
 from sphere.nets import GaussianActor
 
 PLAIN = ("mlp", "top-k", "dense", "deepseek", "soft")
@@ -28,7 +28,7 @@ def actors(kind, **settings):
 
 def policy(fleet, envs, **more):
     parts = [(run, slice(run * envs, (run + 1) * envs)) for run in range(RUNS)]
-    return Policy(policy_arrays.spec(fleet), policy_arrays.arrays(fleet) | more, parts)
+    return FleetPolicy(policy_arrays.spec(fleet), policy_arrays.arrays(fleet) | more, parts)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -50,7 +50,7 @@ def test_a_row_does_not_depend_on_the_others_to_the_bit(kind, width):
     spec, arrays = policy_arrays.spec(fleet), policy_arrays.arrays(fleet)
 
     def means(rows):
-        return Policy(spec, arrays, [(0, slice(0, len(rows)))])(obs[rows])
+        return FleetPolicy(spec, arrays, [(0, slice(0, len(rows)))])(obs[rows])
 
     whole = means(np.arange(12))
     for size in (1, 2, 3, 5, 11):

@@ -11,7 +11,7 @@ from updates import ACT, OBS, PLAIN, filled, hyper, plain_layers, plain_mlp, ran
 
 from sphere.algos import ppo
 from sphere.algos.ppo import PPO
-from sphere.algos.ppo_equations import LARGEST_LOG_RATIO, Batch, actor_loss
+from sphere.algos.ppo_equations import LARGEST_LOG_RATIO, Minibatch, actor_loss
 from sphere.nets import NetConfig
 
 
@@ -27,7 +27,7 @@ def test_a_policy_far_from_the_one_that_acted_makes_no_infinities(distance, adva
     actor = filled(PLAIN).nets["actor"]
     obs, action = jnp.ones((2, OBS)), jnp.zeros((2, ACT))
     now = eqx.filter_jit(lambda actor: actor(obs)[0].log_prob(action))(actor)
-    batch = Batch(obs, action, now - jnp.array([distance, 0.0]), jnp.array([advantage, -advantage]), jnp.zeros(2))
+    batch = Minibatch(obs, action, now - jnp.array([distance, 0.0]), jnp.array([advantage, -advantage]), jnp.zeros(2))
     loss, grads = loss_and_gradient(actor, batch)
     ratio = np.exp(min(distance, LARGEST_LOG_RATIO))
     np.testing.assert_allclose(loss, -(min(advantage * ratio, advantage * 1.2) - advantage) / 2, rtol=1e-4)

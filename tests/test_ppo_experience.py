@@ -6,11 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 from updates import OBS, experience, filled, on_device, plain_layers, plain_mlp, small
 
-from sphere.algos import fleet as rows
+from sphere.algos import rows
 from sphere.algos.ppo_equations import Rollout, gae, prepare
 from sphere.algos.source import Wanted
-from sphere.envs.source import Environments
-from sphere.envs.statistics import Statistics
+from sphere.envs.environments import Environments
+from sphere.envs.running_statistics import Statistics
 
 
 def test_gae_equals_the_textbook_double_sum():

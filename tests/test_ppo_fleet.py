@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from updates import CONFIG, PLAIN, assert_same_bits, experience, filled, hyper, run, updated
 
-from sphere.algos import fleet as rows
+from sphere.algos import rows
 from sphere.algos.learner import Clock
-from sphere.algos.ppo import Metrics
+from sphere.algos.ppo import PPOMetrics
 
 
 def assert_close(found, want):
@@ -19,7 +19,7 @@ def assert_close(found, want):
     far off."""
     for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(found[0]), jax.tree.leaves(want[0]), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5, err_msg=jax.tree_util.keystr(path))
-    for name in Metrics._fields:
+    for name in PPOMetrics._fields:
         np.testing.assert_allclose(found[1][name], want[1][name], rtol=1e-4, atol=1e-5, err_msg=name)
 
 

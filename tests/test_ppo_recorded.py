@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from sphere.cli.replay import verify_update
 from sphere.cli.verify import GOLDEN
+from sphere.cli.verify_update import verify_update
 
 RECORDED = GOLDEN / "ppo_update.npz"
 

@@ -22,10 +22,9 @@ from updates import (
     small,
 )
 
-from sphere.algos import fleet as rows
-from sphere.algos import ppo
+from sphere.algos import ppo, rows
 from sphere.algos.learner import Clock
-from sphere.algos.ppo import PPO, Metrics
+from sphere.algos.ppo import PPO, PPOMetrics
 from sphere.algos.ppo_equations import Rollout, adapt_rate, prepare
 from sphere.methods import Sphere
 
@@ -87,7 +86,7 @@ def test_minibatches_cover_the_rollout_once_per_epoch_and_metrics_are_means(monk
     def spy(config, state, hyper, rate, batch, unpack):
         jax.debug.callback(lambda *leaves: seen.append([np.array(leaf) for leaf in leaves]), *batch, ordered=True)
         number = jnp.mean(batch.obs[:4])  # of part of the minibatch: differs from one to the next
-        return state, Metrics(*(number * i for i in range(11)), finite=number >= 0, replaced=number * 0)
+        return state, PPOMetrics(*(number * i for i in range(11)), finite=number >= 0, replaced=number * 0)
 
     monkeypatch.setattr(ppo, "minibatch", spy)
 
@@ -107,7 +106,7 @@ def test_minibatches_cover_the_rollout_once_per_epoch_and_metrics_are_means(monk
     np.testing.assert_array_equal(np.sort(epochs, axis=1), np.tile(np.arange(24), (5, 1)))
     assert len({tuple(epoch) for epoch in epochs}) == 5
     number = np.mean(order[:, :4])
-    found = [metrics[name] for name in Metrics._fields[:11]]
+    found = [metrics[name] for name in PPOMetrics._fields[:11]]
     np.testing.assert_allclose(found, number * np.arange(11), rtol=1e-5)
     assert bool(metrics["finite"])
     np.testing.assert_array_equal(orders(0, 0)[0], order)

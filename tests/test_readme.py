@@ -15,7 +15,7 @@ from pages import FENCE
 
 from sphere.cli import demo, train
 from sphere.cli.main import main
-from sphere.experiments.records import archive, effort
+from sphere.experiments.matching import archive, effort
 from sphere.storage.files import flatten
 from sphere.training.settings import FleetConfig, to_json
 

@@ -12,7 +12,7 @@ from sphere.report.load import load
 from sphere.report.page import render
 from sphere.report.paper import SUCCESS
 from sphere.report.summary import against_baseline, averages
-from sphere.report.tables import Measured
+from sphere.report.tables import MeanStd
 
 CW10 = [f"metaworld/{task}" for task in SUCCESS["metaworld", "crl"]["SPHERE"] if task != "average"]
 
@@ -37,7 +37,7 @@ def test_what_all_have_finished_is_compared_with_the_papers_same_tasks(tmp_path)
         *("ratio of averages", "probability of improvement", "paper's ratio"),
     )
     top, ours = table.rows
-    assert top[:4] == ["Top-K MoE", "2", Measured(0.75, 0.0), "0.75 [0.75, 0.75]"]
+    assert top[:4] == ["Top-K MoE", "2", MeanStd(0.75, 0.0), "0.75 [0.75, 0.75]"]
     assert top[4].mean == pytest.approx((0.98 + 0.0) / 2)
     assert top[5:] == [None, None, None]
     assert ours[4].mean == pytest.approx((0.98 + 0.70) / 2)

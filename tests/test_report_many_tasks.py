@@ -13,7 +13,7 @@ from sphere.report.comparison_tables import continual_table, per_task_table, tab
 from sphere.report.figures import write_figures
 from sphere.report.load import load
 from sphere.report.page import write_report
-from sphere.report.tables import Measured
+from sphere.report.tables import MeanStd
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 STREAM = [f"text/topic-{index}" for index in range(200)] * 2
@@ -50,7 +50,7 @@ def test_tables_show_tenths_and_every_task_is_in_a_csv(comparison, report):
     table = tenths_table(comparison, "crl")
     assert [row[0] for row in table.rows][:2] == ["tasks 1 to 40", "tasks 41 to 80"]
     assert len(table.rows) == 11
-    assert all(cell == Measured(0.75, 0.0) for row in table.rows for cell in row[1:])
+    assert all(cell == MeanStd(0.75, 0.0) for row in table.rows for cell in row[1:])
     assert "text-crl-tasks.csv" in table.note
     folder = report / "tables"
     assert {path.suffix for path in folder.glob("text-crl-tenths.*")} == {".txt", ".md", ".tex", ".csv"}

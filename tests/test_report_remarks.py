@@ -13,7 +13,7 @@ from sphere.diagnostics import Diagnostics
 from sphere.report.chart_data import chart_data
 from sphere.report.comparison import comparisons
 from sphere.report.load import load
-from sphere.report.measures import DIRECTIONS, MEASURES, full_words, measure
+from sphere.report.metrics import DIRECTIONS, MEASURES, full_words, measure
 from sphere.report.page import render, write_report
 from sphere.report.remarks import remarks
 

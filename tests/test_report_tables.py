@@ -21,20 +21,20 @@ from sphere.report.comparison_tables import (
 from sphere.report.figures import DASHES
 from sphere.report.load import load
 from sphere.report.summary import averages, continual
-from sphere.report.tables import Measured, Table
+from sphere.report.tables import MeanStd, Table
 
 NASTY = Table(
     "nasty",
     "50% & more_of <b>",
     ("name", "value"),
-    [["a|b & c_d <script>", Measured(0.5, 0.25)], ["=1+1", None], ["x\ny", Measured(1.0)], ['"q", \\', "no"]],
+    [["a|b & c_d <script>", MeanStd(0.5, 0.25)], ["=1+1", None], ["x\ny", MeanStd(1.0)], ['"q", \\', "no"]],
     "100% of {it}",
 )
 
 
 def test_text_is_aligned():
     lines = (
-        Table("t", "Title", ("task", "x"), [["long name", Measured(0.5, 0.1)], ["s", Measured(1)]]).text().splitlines()
+        Table("t", "Title", ("task", "x"), [["long name", MeanStd(0.5, 0.1)], ["s", MeanStd(1)]]).text().splitlines()
     )
     assert lines[0] == "Title"
     assert lines[2:] == ["task                 x", "long name  0.50 ± 0.10", "s                 1.00"]
@@ -90,8 +90,8 @@ def test_the_papers_number_stands_beside_ours(comparison):
     assert table.columns == ("task", "Top-K MoE", "paper", "SPHERE", "paper")
     hammer = table.rows[0]
     assert hammer[0] == "hammer"
-    assert hammer[1] == Measured(0.75, 0.0)
-    assert hammer[2] == Measured(0.98, 0.04)
+    assert hammer[1] == MeanStd(0.75, 0.0)
+    assert hammer[2] == MeanStd(0.98, 0.04)
     assert table.rows[-1][0] == "average"
     assert table.rows[-1][2] is None  # ours is of three of its ten tasks: its average is no match
 
@@ -176,7 +176,7 @@ def test_a_table_without_any_number_of_the_paper_has_no_column_for_it(tmp_path):
 def test_ours_is_shown_with_runs_and_interval(comparison):
     table = average_table(comparison)
     assert [row[:3] for row in table.rows][1] == ["Top-K MoE", "CRL", "3"]
-    assert Measured(0.75, 0.0) in table.rows[1]
+    assert MeanStd(0.75, 0.0) in table.rows[1]
 
 
 def test_against_the_baseline(comparison):

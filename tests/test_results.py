@@ -13,17 +13,17 @@ import pytest
 
 from sphere.experiments import registry
 from sphere.experiments.claim import Claim, Side, claim
-from sphere.experiments.claims import CLAIMS
 from sphere.experiments.facts import fact, value
+from sphere.experiments.matching import archive, device_at, effort
 from sphere.experiments.overview import headline
-from sphere.experiments.pages import results_of, write_pages
+from sphere.experiments.paper_claims import CLAIMS
 from sphere.experiments.paper_items import ITEMS, WITHOUT, items, labels
-from sphere.experiments.records import archive, device_at, effort
+from sphere.experiments.results_pages import results_of, write_pages
 from sphere.experiments.results_tables import narrow
 from sphere.experiments.verdicts import VERDICTS, Judged, decide, gap_closed, judge, printed_apart, scores_of
 from sphere.report.paper import Printed
 from sphere.report.statistics import Interval
-from sphere.report.tables import Measured, Table
+from sphere.report.tables import MeanStd, Table
 from sphere.storage import checksums
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -217,7 +217,7 @@ def test_facts_are_looked_up_and_mistakes_are_told():
 
 
 def test_narrow_tables_keep_ours_beside_the_papers():
-    table = Table("t", "t", ("task", "A", "paper", "B", "paper", "C"), [["x", *[Measured(0.5)] * 5]])
+    table = Table("t", "t", ("task", "A", "paper", "B", "paper", "C"), [["x", *[MeanStd(0.5)] * 5]])
     assert [one.columns for one in narrow(table)] == [("task", "A", "paper"), ("task", "B", "paper", "C")]
 
 

@@ -7,9 +7,9 @@ import pytest
 
 from sphere import envs
 from sphere.envs import policy_arrays
-from sphere.envs import rollouts as module
-from sphere.envs.policy import Policy, normalised
-from sphere.envs.rollouts import Rollouts
+from sphere.envs import rollout_driver as module
+from sphere.envs.policy import FleetPolicy, normalised
+from sphere.envs.rollout_driver import RolloutDriver
 from sphere.nets import GaussianActor, NetConfig, build
 
 TASK, ENVS, SEEDS, STEPS = "probe/reach-north", 3, (5, 6), 70
@@ -35,7 +35,7 @@ def noise(actor):
 
 def by_hand(actor, noise, statistics=None):
     """The learner chooses every action: rows, episodes, and what comes after."""
-    policy = Policy(policy_arrays.spec(actor), policy_arrays.arrays(actor), [(0, slice(0, 3)), (1, slice(3, 6))])
+    policy = FleetPolicy(policy_arrays.spec(actor), policy_arrays.arrays(actor), [(0, slice(0, 3)), (1, slice(3, 6))])
     rows, ended = [], []
     with pool(0) as stepped:
         obs, _ = stepped.reset()
@@ -71,7 +71,7 @@ def test_a_rollout_equals_stepping_by_hand(workers, actor, noise, monkeypatch):
     want, ended, after = by_hand(actor, noise)
     with pool(workers) as free:
         free.reset()
-        rollouts = Rollouts(free, policy_arrays.spec(actor), policy_arrays.arrays(actor))
+        rollouts = RolloutDriver(free, policy_arrays.spec(actor), policy_arrays.arrays(actor))
         log, finished = rollouts.run(STEPS, noise)
         assert_same(log, finished, want, ended)
         np.testing.assert_array_equal(free.step(np.zeros_like(noise[0]))[0], after)
@@ -82,7 +82,7 @@ def test_two_short_rollouts_are_one_long_one_and_parameters_change_between(worke
     other = jax.tree.map(lambda leaf: 0.5 * leaf, actor)
     with pool(workers) as free:
         free.reset()
-        rollouts = Rollouts(free, policy_arrays.spec(actor), policy_arrays.arrays(actor))
+        rollouts = RolloutDriver(free, policy_arrays.spec(actor), policy_arrays.arrays(actor))
         first = rollouts.run(30, noise[:30])[0].copy()
         second = rollouts.run(40, noise[30:])[0].copy()  # longer than the room of the first
         np.testing.assert_array_equal(np.concatenate([first["reward"], second["reward"]]), by_hand(actor, noise)[0][3])
@@ -102,7 +102,9 @@ def test_statistics_may_change_after_every_step(workers, actor, noise):
     with pool(workers) as free:
         free.reset()
         mean, var = statistics(0)
-        rollouts = Rollouts(free, policy_arrays.spec(actor), policy_arrays.arrays(actor) | {"mean": mean, "var": var})
+        rollouts = RolloutDriver(
+            free, policy_arrays.spec(actor), policy_arrays.arrays(actor) | {"mean": mean, "var": var}
+        )
         seen = []
 
         def after(rows):
@@ -117,7 +119,7 @@ def test_statistics_may_change_after_every_step(workers, actor, noise):
 def test_without_a_policy_the_noise_is_the_action(noise):
     with pool(2) as free, pool(0) as stepped:
         free.reset(), stepped.reset()
-        log, _ = Rollouts(free).run(STEPS, noise)
+        log, _ = RolloutDriver(free).run(STEPS, noise)
         want = np.stack([stepped.step(action)[0] for action in noise])
         np.testing.assert_array_equal(log["obs"], want)
 
@@ -125,7 +127,7 @@ def test_without_a_policy_the_noise_is_the_action(noise):
 def test_once_stops_where_every_environment_has_ended_an_episode(actor):
     with pool(2) as free:
         free.reset()
-        rollouts = Rollouts(free, policy_arrays.spec(actor), policy_arrays.arrays(actor))
+        rollouts = RolloutDriver(free, policy_arrays.spec(actor), policy_arrays.arrays(actor))
         long = 10 * free.horizon
         _, finished = rollouts.run(long, once=True)
         rows = np.concatenate([rows for rows, _ in finished])
@@ -142,7 +144,7 @@ def test_ctrl_c_in_a_rollout_is_itself_and_closes_the_pool(actor, workers, monke
 
     with pool(workers) as free:
         free.reset()
-        rollouts = Rollouts(free, policy_arrays.spec(actor), policy_arrays.arrays(actor))
+        rollouts = RolloutDriver(free, policy_arrays.spec(actor), policy_arrays.arrays(actor))
         monkeypatch.setattr(free.episodes, "add", interrupt)  # while the workers are at the second piece
         with pytest.raises(KeyboardInterrupt):
             rollouts.run(12)
@@ -153,7 +155,7 @@ def test_a_diverged_policy_is_told_and_closes_the_pool(actor):
     with pool(1) as free:
         free.reset()
         arrays = policy_arrays.arrays(actor)
-        rollouts = Rollouts(free, policy_arrays.spec(actor), arrays)
+        rollouts = RolloutDriver(free, policy_arrays.spec(actor), arrays)
         rollouts.load({name: np.full_like(array, np.nan) for name, array in arrays.items()})
         with pytest.raises(envs.pool.WorkerError, match="6 of 6 environments are not finite: has the policy diverged"):
             rollouts.run(3)

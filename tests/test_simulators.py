@@ -19,7 +19,7 @@ from sphere import envs, registry
 from sphere.cli.main import main
 from sphere.cli.train import settings
 from sphere.envs import humanoidbench_mjx, simulators, worker_path
-from sphere.envs.source import Environments
+from sphere.envs.environments import Environments
 from sphere.errors import UserError
 from sphere.storage.files import read_json
 from sphere.training import loop

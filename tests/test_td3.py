@@ -10,7 +10,7 @@ import pytest
 import test_ladder
 from test_ladder import SEEDS, states
 
-from sphere.algos import fleet as rows
+from sphere.algos import rows
 from sphere.algos.learner import Clock
 from sphere.algos.source import Wanted
 from sphere.algos.state import init_methods
@@ -18,8 +18,8 @@ from sphere.algos.step import Surroundings
 from sphere.algos.td3 import TD3
 from sphere.algos.td3_equations import Transition, actor_loss, bellman_target, critic_loss
 from sphere.algos.td3_step import minibatch
+from sphere.envs.environments import Environments
 from sphere.envs.probes import PROBES, optimal_action, optimal_value
-from sphere.envs.source import Environments
 from sphere.methods import CBP, LayerNorm, Parseval, ReDo, SpectralNorm, SpectralReg, Sphere
 from sphere.nets import DeterministicActor, NetConfig, TwinQ, build
 from sphere.training.memory import Memory

@@ -11,7 +11,7 @@ from sphere.algos.learner import DataSpec
 from sphere.algos.td3_bc import TD3BC
 from sphere.data import offline
 from sphere.data.offline import Offline
-from sphere.data.recorded import Recorded, read
+from sphere.data.transitions import TransitionTable, read
 from sphere.envs.probes import optimal_action
 from sphere.nets import NetConfig
 from sphere.saved import load
@@ -36,7 +36,7 @@ def recorded():
     action = np.clip(best + rng.normal(scale=0.3, size=best.shape), -1, 1)
     reward = 1 - np.square(action - best).sum(axis=1)
     columns = (obs, action, reward, obs, np.ones(1024))
-    return Recorded(*(np.asarray(column, np.float32) for column in columns))
+    return TransitionTable(*(np.asarray(column, np.float32) for column in columns))
 
 
 TINY = changed(
@@ -81,7 +81,7 @@ def test_another_data_set_of_the_same_name_is_not_gone_on_with(change, recorded,
     monkeypatch.setattr(offline, "read", lambda _: recorded)
     loop.train(changed(TINY, steps_per_task=400), tmp_path / "fleet", quiet=True)
     obs = change(recorded.obs)
-    other = Recorded(*(column[: len(obs)] for column in recorded))._replace(obs=obs)
+    other = TransitionTable(*(column[: len(obs)] for column in recorded))._replace(obs=obs)
     monkeypatch.setattr(offline, "read", lambda _: other)
     with pytest.raises(ValueError, match="made-here is not the one that training began with"):
         loop.train(changed(TINY, steps_per_task=400), tmp_path / "fleet", resume=True, quiet=True)
@@ -99,7 +99,7 @@ def test_observations_are_normalised_over_the_whole_set(recorded):
 def test_transitions_follow_from_episodes_and_a_time_limit_is_no_end():
     obs = np.arange(6.0).reshape(3, 2)
     one = SimpleNamespace(observations=obs, actions=np.ones((2, 2)), rewards=np.ones(2), terminations=np.zeros(2, bool))
-    found = Recorded.of_episodes([one, episode(obs[0], np.zeros(2))])
+    found = TransitionTable.of_episodes([one, episode(obs[0], np.zeros(2))])
     np.testing.assert_array_equal(found.obs, [[0, 1], [2, 3], [0, 1]])
     np.testing.assert_array_equal(found.next_obs, [[2, 3], [4, 5], [0, 1]])
     np.testing.assert_array_equal(found.terminated, [0, 0, 1])
@@ -123,13 +123,13 @@ def test_episodes_that_were_cut_off_and_sets_without_any_are_refused():
     one = episode(np.zeros(2), np.zeros(2))
     one.observations = one.observations[:1]
     with pytest.raises(ValueError, match="1 observations and 1 actions"):
-        Recorded.of_episodes([one])
+        TransitionTable.of_episodes([one])
     with pytest.raises(ValueError, match="has no episodes"):
-        Recorded.of_episodes([])
+        TransitionTable.of_episodes([])
 
 
 def test_a_set_smaller_than_a_minibatch_is_refused(recorded, tmp_path, monkeypatch):
-    monkeypatch.setattr(offline, "read", lambda name: Recorded(*(column[:32] for column in recorded)))
+    monkeypatch.setattr(offline, "read", lambda name: TransitionTable(*(column[:32] for column in recorded)))
     with pytest.raises(ValueError, match="32 transitions, fewer than a minibatch"):
         loop.train(TINY, tmp_path / "few", quiet=True)
 
@@ -144,7 +144,7 @@ def test_a_set_must_be_named():
 
 def test_recording_is_seeded_and_the_scripted_policy_succeeds():
     pytest.importorskip("metaworld")
-    from sphere.data.record import record
+    from sphere.data.scripted import record
 
     episodes, behaviour = record("faucet-close", 2, 0, (0.0,), 0.0, horizon=150)
     again, _ = record("faucet-close", 2, 0, (0.0,), 0.0, horizon=150)

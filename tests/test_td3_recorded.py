@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from sphere.cli.main import main
-from sphere.cli.replay_td3 import verify_td3
 from sphere.cli.verify import GOLDEN
+from sphere.cli.verify_td3 import verify_td3
 
 FILES = {"td3": "td3_update.npz", "td3-bc": "td3bc_update.npz"}
 

@@ -12,7 +12,7 @@ from fleets import OFF_POLICY as TINY
 from fleets import changed
 
 from sphere.envs import policy_arrays
-from sphere.envs.policy import Policy
+from sphere.envs.policy import FleetPolicy
 from sphere.nets import DeterministicActor, Explorer, NetConfig, build
 from sphere.storage.appended import AppendedRows
 from sphere.training import limits, loop
@@ -136,7 +136,8 @@ def test_workers_act_as_the_actor_does():
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *each)
     fleet = Explorer(stacked, np.array([0.1, 0.2], np.float32), np.zeros(2, bool))
     obs = np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32)
-    found = Policy(policy_arrays.spec(fleet), policy_arrays.arrays(fleet), [(0, slice(0, 3)), (1, slice(3, 6))])(obs)
+    spec, arrays = policy_arrays.spec(fleet), policy_arrays.arrays(fleet)
+    found = FleetPolicy(spec, arrays, [(0, slice(0, 3)), (1, slice(3, 6))])(obs)
     want = np.concatenate([each[0].act(jnp.asarray(obs[:3])), each[1].act(jnp.asarray(obs[3:]))])
     np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(fleet.spread(), [[0.1, 0.15], [0.2, 0.3]], rtol=1e-6)

@@ -11,9 +11,9 @@ from made_runs import write_run
 
 from sphere import envs
 from sphere.algos.classifier import Classifier
-from sphere.cli import fleet as commands
-from sphere.cli.fleet import show_text
+from sphere.cli import resume as commands
 from sphere.cli.main import main
+from sphere.cli.resume import show_text
 from sphere.data.streams import Stream
 from sphere.errors import UserError
 from sphere.nets import NetConfig

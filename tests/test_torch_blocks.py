@@ -10,7 +10,7 @@ from matrices import one_hot_features
 from torch_mixtures import random_mixture
 
 import sphere.torch as st
-from sphere.torch import blocks, penalty
+from sphere.torch import blockwise, penalty
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_blocks_equal_the_whole_matrix(n, k, width, experts, skew, entries, devi
     features, chosen = random_mixture(np.random.default_rng(n), n, k, width, experts, skew=skew)
     phi = one_hot_features(features, chosen, experts)
     tensor = torch.tensor(features, device=device, requires_grad=True)
-    trace, got = blocks.routed_moments(tensor, torch.tensor(chosen, device=device), experts, entries)
+    trace, got = blockwise.routed_moments(tensor, torch.tensor(chosen, device=device), experts, entries)
     got.backward()
     assert trace.item() == pytest.approx(np.sum(phi**2), rel=1e-12)
     assert got.item() == pytest.approx(np.sum((phi @ phi.T) ** 2), rel=1e-12)
@@ -72,10 +72,10 @@ def test_products_of_bfloat16_numbers_lose_nothing(monkeypatch, entries):
     features, chosen = random_mixture(np.random.default_rng(9), 40, 2, 8, 6, skew=0.5)
     half = torch.tensor(features, dtype=torch.bfloat16, requires_grad=True)
     single = half.detach().float().requires_grad_()
-    want = blocks.routed_moments(single, torch.tensor(chosen), 6, entries)
-    monkeypatch.setattr(blocks, "stays_half", lambda _: True)
-    monkeypatch.setattr(blocks, "product", lambda a, b: a.float() @ b.float())
-    got = blocks.routed_moments(half, torch.tensor(chosen), 6, entries)
+    want = blockwise.routed_moments(single, torch.tensor(chosen), 6, entries)
+    monkeypatch.setattr(blockwise, "stays_half", lambda _: True)
+    monkeypatch.setattr(blockwise, "product", lambda a, b: a.float() @ b.float())
+    got = blockwise.routed_moments(half, torch.tensor(chosen), 6, entries)
     for mine, theirs in zip(got, want, strict=True):
         assert mine.item() == pytest.approx(theirs.item(), rel=1e-6)
     sum(got).backward()
@@ -133,5 +133,5 @@ def test_memory_is_linear_in_tokens():
             st.routed_penalty(features, chosen, 16).backward()
         return max(sizes)
 
-    assert held(8192) <= max(2 * held(4096), 2 * blocks.ENTRIES)
+    assert held(8192) <= max(2 * held(4096), 2 * blockwise.ENTRIES)
     assert held(8192) < (2 * 8192) ** 2 / 16

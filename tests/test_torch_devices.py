@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install 'sphere-rl[torch]'")
 
 import sphere.torch as st
-from sphere.torch import blocks, penalty
+from sphere.torch import blockwise, penalty
 
 
 class OneDevice(torch.utils._python_dispatch.TorchDispatchMode):
@@ -47,9 +47,9 @@ def mixture(gpu, n=16, experts=4, width=8, dtype=torch.float32):
 @pytest.mark.parametrize("entries", [2**20, 512])
 def test_blocks_stay_on_their_gpu(gpu, monkeypatch, dtype, entries):
     monkeypatch.setattr(penalty, "SMALL", 0)
-    monkeypatch.setattr(blocks, "ENTRIES", entries)
+    monkeypatch.setattr(blockwise, "ENTRIES", entries)
     if hasattr(torch.ops.aten.bmm, "dtype"):
-        monkeypatch.setattr(blocks, "stays_half", lambda features: features.dtype == torch.bfloat16)
+        monkeypatch.setattr(blockwise, "stays_half", lambda features: features.dtype == torch.bfloat16)
     features, chosen, experts = mixture(gpu, dtype=dtype)
     found = st.routed_penalty(features, chosen, experts)
     assert (found.device.type, found.dtype) == (gpu, torch.promote_types(dtype, torch.float32))

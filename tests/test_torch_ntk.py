@@ -14,8 +14,8 @@ import sphere
 import sphere.torch as st
 from sphere import nets, ntk, spectrum
 from sphere.diagnostics import diagnose
+from sphere.torch import health
 from sphere.torch import ntk as torch_ntk
-from sphere.torch import routing
 
 
 def matrices():
@@ -124,7 +124,7 @@ def test_feature_rank_of_many_rows_is_that_of_some_of_them(device):
     features = torch.tensor(rng.normal(size=(40, 2, 3)), device=device)
     chosen = torch.tensor(rng.integers(0, 4, (40, 2)), device=device)
     rows = torch.linspace(0, 39, 10).long()
-    want = routing.feature_rank(features[rows], chosen[rows], 4, 10)
+    want = health.feature_rank(features[rows], chosen[rows], 4, 10)
     assert st.routing_health(features, chosen, 4, samples=10).feature_rank == want
 
 

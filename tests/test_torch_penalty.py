@@ -13,7 +13,7 @@ from torch_mixtures import random_mixture
 
 import sphere.penalty as jax_penalty
 import sphere.torch as st
-from sphere.torch import blocks, penalty
+from sphere.torch import blockwise, penalty
 
 CLOSE = {"float64": 1e-10, "float32": 1e-5}
 
@@ -95,7 +95,7 @@ def test_an_expert_named_twice_in_a_row_counts_with_the_sum():
     features, chosen = rng.normal(size=(12, 3, 4)), rng.integers(0, 3, size=(12, 3))
     want = brute(one_hot_features(features, chosen, 3))
     for small in (penalty.SMALL, 0):
-        moments = penalty._small if small else lambda f, e: blocks.routed_moments(f, e, 3)
+        moments = penalty._small if small else lambda f, e: blockwise.routed_moments(f, e, 3)
         phi = one_hot_features(features, chosen, 3)
         trace, square = moments(torch.tensor(features), torch.tensor(chosen))
         assert trace.item() == pytest.approx(np.sum(phi**2))

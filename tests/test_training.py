@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from fleets import TINY, assert_same, changed
 
-from sphere.algos import fleet as rows
+from sphere.algos import rows
 from sphere.envs.pool import WorkerError
 from sphere.storage import run_directory
 from sphere.training.fleet import Fleet

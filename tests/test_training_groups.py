@@ -13,11 +13,11 @@ from fleets import TINY, assert_same, changed
 from processes import PATIENCE
 
 from sphere.algos.source import Outcomes
-from sphere.envs.player import Player
-from sphere.envs.source import EnvironmentSource, places
+from sphere.envs.collector import Collector
+from sphere.envs.environments import EnvironmentSource, places
 from sphere.envs.turns import Turns
 from sphere.training.fleet import AHEAD, Fleet, _threads
-from sphere.training.group import Group, Report
+from sphere.training.group import Group, IterationResult
 from sphere.training.loop import train
 
 
@@ -46,7 +46,7 @@ def test_groups_of_two_equal_fleets_of_two(tmp_path):
 
 def test_how_a_fleet_is_divided(monkeypatch):
     """A thread's worth of runs each, on the cores of a machine."""
-    monkeypatch.setattr("sphere.envs.source.cores", lambda: 16)
+    monkeypatch.setattr("sphere.envs.environments.cores", lambda: 16)
 
     def sizes(runs, sharing=1, **settings):
         source = changed(TINY.source, **{"workers": None, "overlap": True, **settings})
@@ -99,7 +99,7 @@ class Slow:
             assert self.may.acquire(timeout=PATIENCE)
         self.done[number].append(order.iteration)
         metrics = {"iteration": np.full(len(group.seeds), order.iteration)}
-        return Report(metrics, Outcomes(np.zeros(0), np.zeros(0), {}))
+        return IterationResult(metrics, Outcomes(np.zeros(0), np.zeros(0), {}))
 
     def fast(self):
         """How many the second group has done when it has done all that it was given."""
@@ -180,7 +180,7 @@ def test_groups_go_into_the_next_task_by_themselves(tmp_path, monkeypatch):
 
 def test_groups_collect_and_are_evaluated_in_their_turns(tmp_path, monkeypatch):
     config = changed(TINY, overlap=True, steps_per_task=128)
-    inside, seen, taken, collect, run = set(), [], Turns.taken, EnvironmentSource.sample, Player.evaluate
+    inside, seen, taken, collect, run = set(), [], Turns.taken, EnvironmentSource.sample, Collector.evaluate
 
     @contextlib.contextmanager
     def spied(turns, done):
@@ -198,7 +198,7 @@ def test_groups_collect_and_are_evaluated_in_their_turns(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Turns, "taken", spied)
     monkeypatch.setattr(EnvironmentSource, "sample", asserted("collect", collect))
-    monkeypatch.setattr(Player, "evaluate", asserted("evaluate", run))
+    monkeypatch.setattr(Collector, "evaluate", asserted("evaluate", run))
     train(config, tmp_path / "fleet", quiet=True)
     ends = [1, 3, 3, 3]  # each task at its end, and after the last one both once more
     assert sorted(seen) == sorted(2 * ([("collect", i) for i in range(4)] + [("evaluate", i) for i in ends]))

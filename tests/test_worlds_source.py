@@ -12,14 +12,14 @@ from reach_worlds import ReachWorlds
 from test_humanoidbench import models  # noqa: F401 - a fixture
 
 from sphere import registry
-from sphere.algos import fleet
+from sphere.algos import rows
 from sphere.algos.source import Source, Wanted
 from sphere.algos.state import ACT, RESET
 from sphere.envs import humanoidbench_worlds, worlds
+from sphere.envs.collector import COLUMNS
+from sphere.envs.environments import Environments
 from sphere.envs.humanoidbench import HumanoidBench
-from sphere.envs.player import COLUMNS
-from sphere.envs.source import Environments
-from sphere.envs.statistics import Statistics
+from sphere.envs.running_statistics import Statistics
 from sphere.envs.worlds import Worlds
 from sphere.envs.worlds_source import Moments, WorldsSource, merged, moments_of
 from sphere.saved import SavedFleet
@@ -43,7 +43,7 @@ def policies(seeds, spec):
     """Actors of fresh learners, with a run axis."""
     learner = TINY.learner
     rho = {name: np.full(len(seeds), value, np.float32) for name, value in (learner.numbers | {"rho": 0.0}).items()}
-    return fleet.policy(learner, fleet.init(learner, spec, np.array(seeds, np.uint32), rho))
+    return rows.policy(learner, rows.init(learner, spec, np.array(seeds, np.uint32), rho))
 
 
 def assert_same(one, two):
@@ -62,12 +62,12 @@ def plain_rollout(source, policy, iteration, statistics, running, raw):
     """The same by a Python loop: one jitted step of physics at a time, statistics by numpy in float64."""
     runs, envs, steps, size = source.runs, source.envs, source.steps, source.spec.action
     step = jax.jit(lambda running, action: worlds.step(source.worlds, running, action))
-    spread, rows = policy.spread(), []
+    spread, taken = policy.spread(), []
     keys = [jax.random.fold_in(jax.random.fold_in(jax.random.key(s), ACT), iteration) for s in source.run_seeds]
     extra = np.stack([np.asarray(jax.random.normal(key, (steps, envs, size))) for key in keys])
     obs = raw if statistics is None else statistics.normalise(raw)
     for t in range(steps):
-        action = np.asarray(fleet.act(policy, obs)) + spread[:, None] * extra[:, t]
+        action = np.asarray(rows.act(policy, obs)) + spread[:, None] * extra[:, t]
         running, moved = step(running, jnp.asarray(action.reshape(runs * envs, size)))
         now, final, reward, terminated, truncated = (
             np.asarray(part).reshape(runs, envs, *np.shape(part)[1:]) for part in moved[:5]
@@ -75,10 +75,10 @@ def plain_rollout(source, policy, iteration, statistics, running, raw):
         if statistics is not None:
             statistics.update(now)
             now, final = statistics.normalise(now), statistics.normalise(final)
-        rows.append((obs, action, reward, final, terminated, terminated | truncated))
+        taken.append((obs, action, reward, final, terminated, terminated | truncated))
         obs = now
     names = ("obs", "action", "reward", "next_obs", "terminated", "done")
-    columns = (np.stack(column, axis=1) for column in zip(*rows, strict=True))
+    columns = (np.stack(column, axis=1) for column in zip(*taken, strict=True))
     return dict(zip(names, columns, strict=True)) | {"noise": extra}
 
 

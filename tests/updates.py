@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sphere.algos import fleet as rows
+from sphere.algos import rows
 from sphere.algos.learner import Clock, DataSpec
 from sphere.algos.ppo import PPO
-from sphere.algos.ppo_equations import Batch, Rollout
+from sphere.algos.ppo_equations import Minibatch, Rollout
 from sphere.nets import NetConfig
 
 OBS, ACT = 7, 3
@@ -117,7 +117,7 @@ def random_batches(rng, number, n, state, drift=0.2):
         log_prob = np.asarray(state.nets["actor"](jnp.asarray(obs))[0].log_prob(jnp.asarray(action)))
         log_prob = (log_prob + drift * rng.normal(size=n)).astype(np.float32)
         advantage, returns = (3 * rng.normal(size=(2, n)) + 1).astype(np.float32)
-        yield on_device(Batch(obs, action, log_prob, advantage, returns))
+        yield on_device(Minibatch(obs, action, log_prob, advantage, returns))
 
 
 def small(**settings):

@@ -16,7 +16,7 @@ import numpy as np
 from jax.tree_util import keystr, tree_map_with_path
 from jaxtyping import Array, Bool, Float, Integer
 
-from sphere.algos.learner import Clock, Data, DataSpec, Keep, Learner, Numbers
+from sphere.algos.learner import Clock, Data, DataSpec, Keep, Learner, Numbers, divisors_near
 from sphere.algos.optimiser import clipped_adam
 from sphere.algos.state import (
     INIT_ACTOR,
@@ -24,13 +24,16 @@ from sphere.algos.state import (
     SHUFFLE_OTHER,
     Forms,
     TrainState,
+    all_finite,
     crossed,
     effective,
     forms,
     in_form,
     init_methods,
     init_moments,
+    key_of,
     of_methods,
+    planned,
 )
 from sphere.algos.step import Surroundings, added, after_step, gradient
 from sphere.errors import in_range
@@ -68,12 +71,9 @@ class Classifier(Learner):
         in_range(self, {"examples": (1, None), "batch_size": (1, None)}, "classifier.")
         in_range(self, dict.fromkeys(("learning_rate", "weight_decay", "adam_eps"), (0, None)), "classifier.")
         if self.batch_size < self.examples and self.examples % self.batch_size:
-            few = range(1, min(self.examples, 10**6) + 1)  # of a huge epoch not all divisors are looked for
-            fitting = [b for b in few if self.examples % b == 0]
-            nearest = sorted(sorted(fitting, key=lambda b: abs(math.log(b) - math.log(self.batch_size)))[:4])
             raise ValueError(
                 f"an epoch has {self.examples} examples, not a multiple of batch_size={self.batch_size}; use one of "
-                f"{', '.join(map(str, nearest))}, or a larger one for all of them at once"
+                f"{divisors_near(self.examples, self.batch_size, 4)}, or a larger one for all of them at once"
             )
         check_methods(self.methods, self.nets)
 
@@ -91,9 +91,7 @@ class Classifier(Learner):
         return rates | ({} if self.actor.kind == "mlp" else {"temperature": self.actor.temperature})
 
     def init(self, spec: DataSpec, seed: Integer[Array, ""], numbers: Numbers) -> TrainState:
-        config = self.actor
-        for method in self.methods:
-            config = method.network("actor", config)
+        config = planned(self.methods, self.nets)["actor"]
         key = jax.random.fold_in(jax.random.key(seed), INIT_ACTOR)
         trunk = build(config, math.prod(spec.observation), spec.action, key=key, vocabulary=spec.vocabulary)
         if "temperature" in numbers:
@@ -118,7 +116,7 @@ class Classifier(Learner):
         decay = decayed(state.nets["actor"], pack["actor"])
         other = self._other(data["obs"], seed, clock) if any(method.other_batch for method in self.methods) else None
         after = any(overrides(method, "after") for method in self.methods)
-        method_key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), METHODS), clock.iteration)
+        method_key = key_of(seed, METHODS, clock.iteration)
 
         def step(state: TrainState, xs: tuple[Any, ...]) -> tuple[TrainState, Float[Array, " metric"]]:
             obs, label, second, number = xs
@@ -132,15 +130,14 @@ class Classifier(Learner):
         packed, written = jax.lax.scan(step, in_form(self.methods, state, pack), (obs, label, other, index))
         state = in_form(self.methods, packed, unpack)
         metrics = dict(zip(METRICS, jnp.mean(written, axis=0), strict=True))
-        whole = jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(state.nets)])
-        metrics["finite"] = jnp.all(written[:, METRICS.index("finite")] > 0) & jnp.all(whole)
+        metrics["finite"] = jnp.all(written[:, METRICS.index("finite")] > 0) & all_finite(state.nets)
         metrics["replaced"] = metrics["replaced"] * len(index)
         metrics["learning_rate"] = numbers["learning_rate"]
         return state, metrics
 
     def _other(self, obs: Array, seed: Integer[Array, ""], clock: Clock) -> Array:
         """The same examples in another order, for methods that want a second minibatch."""
-        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), SHUFFLE_OTHER), clock.iteration)
+        key = key_of(seed, SHUFFLE_OTHER, clock.iteration)
         batch = min(self.batch_size, self.examples)
         return obs[jax.random.permutation(key, len(obs))].reshape(-1, batch, *obs.shape[1:])
 

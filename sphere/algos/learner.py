@@ -1,6 +1,6 @@
 """What a learner is: frozen settings, and the functions that turn data into a better state.
 
-A learner is written for one run. `sphere.algos.fleet` makes a fleet of it: all runs side by side on a GPU, one after
+A learner is written for one run. `sphere.algos.rows` makes a fleet of it: all runs side by side on a GPU, one after
 the other on a CPU, compiled once. So a learner's functions are pure: arrays in, arrays out, random numbers from the
 run's seed alone. The training loop, records and reports know a learner only by what stands here.
 """
@@ -162,6 +162,30 @@ class Learner:
     def probes(self, state: Any) -> dict[str, Any]:
         """The networks that are diagnosed, by role, as they act; the first is the one that tables speak of."""
         return {"actor": self.policy(state)}
+
+
+class ActorCritic(Learner):
+    """The base of learners with a policy and what judges it, from the experience of environments."""
+
+    num_envs: int
+    rollout_steps: int
+    critic: NetConfig
+
+    @property
+    def rollout(self) -> tuple[int, int]:
+        return self.num_envs, self.rollout_steps
+
+    @property
+    def nets(self) -> dict[str, NetConfig]:
+        return {"actor": self.actor, "critic": self.critic}
+
+
+def divisors_near(total: int, wanted: int, most: int) -> str:
+    """At most so many divisors of a number, those nearest to the wanted one, for a sentence. Of a huge number not all
+    are looked for."""
+    fitting = [one for one in range(1, min(total, 10**6) + 1) if total % one == 0]
+    nearest = sorted(fitting, key=lambda one: abs(math.log(one) - math.log(max(wanted, 1))))[:most]
+    return ", ".join(map(str, sorted(nearest)))
 
 
 def made_up(spec: DataSpec, runs: int, rollout: tuple[int, int]) -> dict[str, Any]:

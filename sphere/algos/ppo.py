@@ -1,6 +1,6 @@
 """Proximal policy optimisation as the released SPHERE code runs it (SB3/SBX semantics).
 
-The equations are in `ppo_equations.py`; a fleet of it is made by `fleet.py`.
+The equations are in `ppo_equations.py`; a fleet of it is made by `rows.py`.
 """
 
 import dataclasses
@@ -10,15 +10,14 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Integer
 
 from sphere.algos import shared_encoder
 from sphere.algos.frames import Frames
-from sphere.algos.learner import Clock, Data, DataSpec, Keep, Learner, Numbers, made_up
+from sphere.algos.learner import ActorCritic, Clock, Data, DataSpec, Keep, Numbers, divisors_near, made_up
 from sphere.algos.ppo_equations import (
-    Batch,
-    Metrics,
+    Minibatch,
+    PPOMetrics,
     Rollout,
     actor_loss,
     adapt_rate,
@@ -27,6 +26,8 @@ from sphere.algos.ppo_equations import (
     drawn_log_prob,
     prepare,
     scheduled,
+    shuffled,
+    table_of,
 )
 from sphere.algos.state import (
     INIT_ACTOR,
@@ -35,13 +36,16 @@ from sphere.algos.state import (
     SHUFFLE,
     SHUFFLE_OTHER,
     TrainState,
+    all_finite,
     crossed,
     effective,
     forms,
     in_form,
     init_methods,
     init_moments,
+    key_of,
     of_methods,
+    planned,
 )
 from sphere.algos.step import Loss, Surroundings, added, descend
 from sphere.errors import in_range
@@ -62,7 +66,7 @@ class PPOState(TrainState):
 
 
 @dataclass(frozen=True)
-class PPO(Learner):
+class PPO(ActorCritic):
     """Proximal policy optimisation. What a sweep may vary is in `numbers`; it does not change the program."""
 
     name: ClassVar[str] = "ppo"
@@ -113,28 +117,17 @@ class PPO(Learner):
             )
         samples = self.num_envs * self.rollout_steps
         if samples % self.batch_size:
-            few = range(1, min(samples, 10**6) + 1)  # of a huge rollout not all divisors are looked for
-            fitting = [b for b in few if samples % b == 0]
-            nearest = sorted(sorted(fitting, key=lambda b: abs(math.log(b) - math.log(max(self.batch_size, 1))))[:6])
             raise ValueError(
                 f"a rollout has num_envs*rollout_steps = {samples} samples, not a multiple of batch_size="
-                f"{self.batch_size}; use one of {', '.join(map(str, nearest))}"
+                f"{self.batch_size}; use one of {divisors_near(samples, self.batch_size, 6)}"
             )
         check_methods(self.methods, self.nets)
         if self.critic.encoder == "shared":
             shared_encoder.check(self.methods)
 
     @property
-    def rollout(self) -> tuple[int, int]:
-        return self.num_envs, self.rollout_steps
-
-    @property
     def learned(self) -> int:
         return self.epochs * self.iteration_steps
-
-    @property
-    def nets(self) -> dict[str, NetConfig]:
-        return {"actor": self.actor, "critic": self.critic}
 
     @property
     def numbers(self) -> dict[str, float]:
@@ -144,9 +137,7 @@ class PPO(Learner):
 
     def init(self, spec: DataSpec, seed: Integer[Array, ""], numbers: Numbers) -> PPOState:
         key = jax.random.key(seed)
-        nets = self.nets
-        for method in self.methods:
-            nets = {role: method.network(role, net) for role, net in nets.items()}
+        nets = planned(self.methods, self.nets)
         sees: dict[str, Any] = {"inner": spec.observation, "numbers": spec.numbers}
         trunk = build(nets["actor"], outer=spec.action, key=jax.random.fold_in(key, INIT_ACTOR), **sees)
         if "temperature" in numbers:
@@ -184,28 +175,21 @@ class PPO(Learner):
             critic = shared_encoder.whole(critic, self.policy(state))
         rollout = Rollout.of(data)
         flat = prepare(critic, rollout, self.gamma, self.gae_lambda)
-        samples, envs = flat.returns.shape[0], rollout.reward.shape[1]
+        envs, shape = rollout.reward.shape[1], (len(flat.returns), self.epochs, self.batch_size)
 
         def inputs(rows: Integer[Array, " batch"], obs: Any = rollout.obs) -> Array:
             return obs.observations(rows // envs, rows % envs) if isinstance(obs, Frames) else flat.obs[rows]
 
         def orders(purpose: int) -> Integer[Array, "minibatch batch"]:
-            key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), purpose), clock.iteration)
-            rows = jax.vmap(lambda k: jax.random.permutation(k, samples))(jax.random.split(key, self.epochs))
-            return rows.reshape(-1, self.batch_size)
+            return shuffled(key_of(seed, purpose, clock.iteration), *shape)
 
         rate = scheduled(self, numbers, clock.progress)
         state = of_methods(self.methods, state, lambda method, own: method.begin_iteration(own, clock.progress))
-
-        # one gather per minibatch instead of five: on a GPU small steps are bound by the number of launches
-        columns = [leaf.reshape(samples, -1) for leaf in flat]
-        ends = np.cumsum([column.shape[1] for column in columns])[:-1].tolist()
-        table = jnp.concatenate(columns, axis=1)
+        taken = table_of(flat)
 
         def step(state: PPOState, xs: tuple[Any, Any, Any]) -> tuple[PPOState, Float[Array, " metric"]]:
             rows, other, index = xs
-            parts = jnp.split(table[rows], ends, axis=1)
-            batch = Batch(*(part.reshape(len(rows), *leaf.shape[1:]) for part, leaf in zip(parts, flat, strict=True)))
+            batch = taken(rows)
             if isinstance(rollout.obs, Frames):  # images are not in the table: they stay bytes
                 batch = batch._replace(obs=inputs(rows))
             around = Surroundings(unpack, pack)
@@ -215,7 +199,7 @@ class PPO(Learner):
                 steps = clock.iteration * len(order) + index
                 around = around._replace(steps=steps, key=jax.random.fold_in(method_key, index))
             state, metrics = minibatch(self, state, numbers, rate, batch, around)
-            # side by side for the same reason: each by itself would be a kernel that writes one number
+            # side by side: each by itself would be a kernel that writes one number
             return state, jnp.stack([jnp.asarray(metric, jnp.float32) for metric in metrics])
 
         order = orders(SHUFFLE)
@@ -223,13 +207,12 @@ class PPO(Learner):
         other = orders(SHUFFLE_OTHER) if any(method.other_batch for method in self.methods) else None
         after = any(overrides(method, "after") for method in self.methods)
         index = jnp.arange(len(order), dtype=jnp.int32) if after else None
-        method_key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), METHODS), clock.iteration)
+        method_key = key_of(seed, METHODS, clock.iteration)
         pack, unpack = forms(state.nets)
         packed, written = jax.lax.scan(step, in_form(self.methods, state, pack), (order, other, index))
         state = in_form(self.methods, packed, unpack)
-        means = Metrics(*jnp.mean(written, axis=0))
-        finite = jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(state.nets)])
-        healthy = jnp.all(written[:, Metrics._fields.index("finite")] > 0) & jnp.all(finite)
+        means = PPOMetrics(*jnp.mean(written, axis=0))
+        healthy = jnp.all(written[:, PPOMetrics._fields.index("finite")] > 0) & all_finite(state.nets)
         return state, means._replace(finite=healthy, replaced=means.replaced * len(order))._asdict()
 
     def cross(self, old: PPOState, fresh: PPOState, keep: Keep, seed: Integer[Array, ""]) -> PPOState:
@@ -244,30 +227,34 @@ class PPO(Learner):
         return few, data, self.epochs * self.iteration_steps / few.rollout_steps
 
 
+def _losses(config: PPO, state: PPOState, batch: Minibatch, around: Surroundings) -> dict[str, Loss]:
+    losses: dict[str, Loss] = {
+        "actor": lambda net: actor_loss(net, batch, config.clip, config.entropy_coefficient),
+        "critic": lambda net: critic_loss(net, batch, config.value_coefficient),
+    }
+    if config.critic.encoder != "shared":
+        return losses
+    nets = {role: around.unpacked(role)(packed) for role, packed in state.nets.items()}
+    acting = {role: effective(config.methods, state.methods, role, net) for role, net in nets.items()}
+    return shared_encoder.jointly(losses, acting)
+
+
 def minibatch(
     config: PPO,
     state: PPOState,
     numbers: Numbers,
     scheduled_rate: Float[Array, ""],
-    batch: Batch,
+    batch: Minibatch,
     around: Surroundings = Surroundings(),  # noqa: B008 - a value
-) -> tuple[PPOState, Metrics]:
+) -> tuple[PPOState, PPOMetrics]:
     """One gradient step of the actor, then of the critic, then what methods do after a step."""
     rate = scheduled_rate if config.target_kl is None else state.rate
-    losses: dict[str, Loss] = {
-        "actor": lambda net: actor_loss(net, batch, config.clip, config.entropy_coefficient),
-        "critic": lambda net: critic_loss(net, batch, config.value_coefficient),
-    }
-    if config.critic.encoder == "shared":
-        nets = {role: around.unpacked(role)(packed) for role, packed in state.nets.items()}
-        acting = {role: effective(config.methods, state.methods, role, net) for role, net in nets.items()}
-        losses = shared_encoder.jointly(losses, acting)
     fraction = scheduled_rate / numbers["learning_rate"] if config.target_kl is None else jnp.ones_like(rate)
     stepped, found = descend(
         config.methods,
         state,
         numbers,
-        losses,
+        _losses(config, state, batch, around),
         batch.obs,
         rate,
         around,
@@ -282,7 +269,7 @@ def minibatch(
     penalty, coefficient, felt = added(values)
     if config.target_kl is not None:
         stepped = dataclasses.replace(stepped, rate=adapt_rate(state.rate, terms.kl, config.target_kl))
-    metrics = Metrics(
+    metrics = PPOMetrics(
         terms.policy_loss,
         error,
         terms.entropy,

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Num
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Integer, Num
 
 from sphere.algos.frames import Frames
 from sphere.nets import GaussianActor, Trace, Value
@@ -42,7 +43,7 @@ class Rollout(NamedTuple):
         return cls(**{name: data[name] for name in cls._fields})
 
 
-class Batch(NamedTuple):
+class Minibatch(NamedTuple):
     obs: Num[Array, "n *obs"]
     action: Float[Array, "n act"]
     old_log_prob: Float[Array, " n"]
@@ -73,7 +74,7 @@ def gae(
     return jax.lax.scan(back, jnp.zeros_like(delta[0]), (delta, discount * lam), reverse=True)[1]
 
 
-def prepare(critic: Value, rollout: Rollout, gamma: float, gae_lambda: float) -> Batch:
+def prepare(critic: Value, rollout: Rollout, gamma: float, gae_lambda: float) -> Minibatch:
     """The rollout as a flat batch with advantages and returns. Time limits are bootstrapped, terminations not. Images
     are left out of the batch."""
     time, env = rollout.reward.shape
@@ -90,8 +91,28 @@ def prepare(critic: Value, rollout: Rollout, gamma: float, gae_lambda: float) ->
     discount = gamma * (1 - rollout.terminated.astype(value.dtype))
     lam = gae_lambda * (1 - rollout.done.astype(value.dtype))
     advantage = jax.vmap(gae, in_axes=1, out_axes=1)(rollout.reward, discount, value, next_value, lam)
-    flat = Batch(obs, rollout.action, rollout.log_prob, advantage, advantage + value)
+    flat = Minibatch(obs, rollout.action, rollout.log_prob, advantage, advantage + value)
     return jax.tree.map(lambda leaf: leaf.reshape(time * env, *leaf.shape[2:]), flat)
+
+
+def shuffled(key: Array, samples: int, epochs: int, batch: int) -> Integer[Array, "minibatch batch"]:
+    """Every epoch takes the samples in an order of its own."""
+    rows = jax.vmap(lambda k: jax.random.permutation(k, samples))(jax.random.split(key, epochs))
+    return rows.reshape(-1, batch)
+
+
+def table_of(flat: Minibatch) -> Callable[[Integer[Array, " batch"]], Minibatch]:
+    """What takes rows of all columns in one gather instead of five: on a GPU small steps are bound by the number of
+    launches."""
+    columns = [leaf.reshape(len(leaf), -1) for leaf in flat]
+    ends = np.cumsum([column.shape[1] for column in columns])[:-1].tolist()
+    table = jnp.concatenate(columns, axis=1)
+
+    def taken(rows: Integer[Array, " batch"]) -> Minibatch:
+        parts = jnp.split(table[rows], ends, axis=1)
+        return Minibatch(*(part.reshape(len(rows), *leaf.shape[1:]) for part, leaf in zip(parts, flat, strict=True)))
+
+    return taken
 
 
 def by_time(frames: Frames, function: Callable[..., Array], *columns: Array) -> Float[Array, "time env"]:
@@ -127,7 +148,7 @@ class ActorTerms(NamedTuple):
 
 
 def actor_loss(
-    actor: GaussianActor, batch: Batch, clip: float, entropy_coefficient: float = 0.0
+    actor: GaussianActor, batch: Minibatch, clip: float, entropy_coefficient: float = 0.0
 ) -> tuple[Float[Array, ""], ActorTerms, Trace]:
     """Clipped surrogate minus entropy bonus."""
     policy, trace = actor(batch.obs)
@@ -146,7 +167,9 @@ def actor_loss(
     return policy_loss - entropy_coefficient * entropy, terms, trace
 
 
-def critic_loss(critic: Value, batch: Batch, coefficient: float) -> tuple[Float[Array, ""], Float[Array, ""], Trace]:
+def critic_loss(
+    critic: Value, batch: Minibatch, coefficient: float
+) -> tuple[Float[Array, ""], Float[Array, ""], Trace]:
     """Coefficient times mean squared error, and the error itself."""
     value, trace = critic(batch.obs)
     error = jnp.mean(jnp.square(batch.returns - value))
@@ -166,7 +189,7 @@ def scheduled(config: Any, numbers: Mapping[str, Numbers], progress: Float[Array
     return first + fraction * (last - first)
 
 
-class Metrics(NamedTuple):
+class PPOMetrics(NamedTuple):
     """Means over the minibatches of an update, unless said otherwise."""
 
     policy_loss: Float[Array, ""]

@@ -10,7 +10,7 @@ from jaxtyping import PRNGKeyArray
 
 from sphere.errors import UserError
 from sphere.methods.method import Method, overrides
-from sphere.nets import Encoded, NetConfig, Value, build
+from sphere.nets import EncoderTrunk, NetConfig, Value, build
 
 
 def check(methods: tuple[Method, ...]) -> None:
@@ -25,7 +25,7 @@ def check(methods: tuple[Method, ...]) -> None:
 
 def on_features(config: NetConfig, actor: Any, *, key: PRNGKeyArray) -> Any:
     """The critic's own part, for the trunk of an actor."""
-    if not isinstance(actor, Encoded):
+    if not isinstance(actor, EncoderTrunk):
         raise UserError(
             "the critic's encoder is shared, and the actor has none; set the actor's to impala or resnet-18"
         )
@@ -35,7 +35,7 @@ def on_features(config: NetConfig, actor: Any, *, key: PRNGKeyArray) -> Any:
 def whole(critic: Value, actor: Any) -> Value:
     """The critic with the encoder of an actor."""
     own: Any = critic.trunk
-    return Value(Encoded(actor.trunk.encoder, own))
+    return Value(EncoderTrunk(actor.trunk.encoder, own))
 
 
 def jointly(losses: Mapping[str, Callable], nets: Mapping[str, Any]) -> dict[str, Callable]:

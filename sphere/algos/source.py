@@ -1,8 +1,8 @@
 """What a source is: it gives data to a learner and says how well a policy does.
 
-Environments in worker processes are one (`sphere.envs.source`); simulators on a GPU, data sets and streams of labelled
-batches are others. A source serves the runs of one group, all at once, and keeps what belongs to its side: simulator
-states, running statistics of the observations, counters.
+Environments are one (`sphere.envs.environments`); data sets and streams of labelled batches are others. A source
+serves the runs of one group, all at once, and keeps what belongs to its side: simulator states, running statistics of
+the observations, counters.
 """
 
 from collections.abc import Mapping, Sequence

@@ -6,12 +6,14 @@ from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Integer
+from jaxtyping import Array, Bool, Integer, PRNGKeyArray
 
 from sphere.algos.learner import Keep
 from sphere.algos.packing import packing
 from sphere.methods.method import Method, overrides
+from sphere.nets import NetConfig
 
 Methods = tuple[Method, ...]
 Forms = dict[str, Callable[[Any], Any]]
@@ -20,6 +22,10 @@ Forms = dict[str, Callable[[Any], Any]]
 # Purposes of random keys: a key is used once, and a new consumer gets a new number.
 INIT_ACTOR, INIT_CRITIC, ACT, SHUFFLE, INIT_METHODS, METHODS, SHUFFLE_OTHER, DRAW, SMOOTH = range(9)
 RESET, RESET_EVALUATION = range(9, 11)
+
+
+def key_of(seed: Integer[Any, ""], purpose: int, iteration: Integer[Any, ""]) -> PRNGKeyArray:
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), purpose), iteration)
 
 
 class TrainState(eqx.Module):
@@ -33,6 +39,17 @@ class TrainState(eqx.Module):
 
 
 State = TypeVar("State", bound=TrainState)
+
+
+def planned(methods: Methods, nets: dict[str, NetConfig]) -> dict[str, NetConfig]:
+    """Settings of networks, by role, as methods want them built."""
+    for method in methods:
+        nets = {role: method.network(role, net) for role, net in nets.items()}
+    return nets
+
+
+def all_finite(nets: Mapping[str, Any]) -> Bool[Array, ""]:
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(nets)]))
 
 
 def init_moments(nets: Mapping[str, Any]) -> dict[str, optax.ScaleByAdamState]:

@@ -48,7 +48,7 @@ class Surroundings(NamedTuple):
         return _as_it_is if self.pack is None else self.pack[role]
 
 
-class Side(NamedTuple):
+class LossFacts(NamedTuple):
     """What is known of one network's loss beside its value."""
 
     task: Float[Array, ""]
@@ -68,13 +68,13 @@ def gradient(
     inputs: Num[Array, "n ..."],
     around: Surroundings,
 ) -> tuple[Penalised, Any]:
-    """Of the loss of one network with all that methods add to it; `aux` of the first is a `Side`."""
+    """Of the loss of one network with all that methods add to it; `aux` of the first is a `LossFacts`."""
     own, unpack = state.methods, around.unpacked(role)
 
     def build(params: Any) -> Any:
         return effective(methods, own, role, unpack(params))
 
-    def function(params: Any) -> tuple[Array, Look, Side]:
+    def function(params: Any) -> tuple[Array, Look, LossFacts]:
         raw = unpack(params)
         net = effective(methods, own, role, raw)
         value, facts, trace = loss(net)
@@ -84,7 +84,7 @@ def gradient(
         terms = {name: term for name, term in found.items() if term is not None}
         for term in terms.values():
             value = value + term.weight * term.value
-        return value, look, Side(task, facts, terms, trace)
+        return value, look, LossFacts(task, facts, terms, trace)
 
     for method in methods:
         balanced = method.gradient(role, function)
@@ -102,7 +102,7 @@ def gradient(
 def added(values: Mapping[str, Penalised]) -> tuple[Array, Array, Array]:
     """Penalties of all methods and networks before they are weighted, their weights, and how long the gradient was that
     a penalty weighted by gradients added, beside the task's; of several, the sums."""
-    sides: list[Side] = [one.aux for one in values.values()]
+    sides: list[LossFacts] = [one.aux for one in values.values()]
     terms = [term for side in sides for term in side.terms.values()]
     weights = {name: term.weight for side in sides for name, term in side.terms.items()}
     first, *others = values.values()
@@ -119,7 +119,7 @@ class Descent(NamedTuple):
     """What one step of all networks was, by role."""
 
     values: dict[str, Penalised]
-    """Losses with what methods add; `aux` is a `Side`."""
+    """Losses with what methods add; `aux` is a `LossFacts`."""
     norms: dict[str, Float[Array, ""]]
     """Of the gradients, before they are clipped."""
     replaced: Float[Array, ""]
@@ -138,7 +138,7 @@ def descend(
     max_norm: float,
     eps: float,
     rate_fraction: Float[Array, ""] | float = 1.0,
-    task_losses: Callable[[dict[str, Side]], dict[str, Array]] | None = None,
+    task_losses: Callable[[dict[str, LossFacts]], dict[str, Array]] | None = None,
 ) -> tuple[State, Descent]:
     """One step of Adam for every network that has a loss, each gradient clipped by its norm, with all that methods do.
 

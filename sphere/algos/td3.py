@@ -1,7 +1,7 @@
 """Twin delayed deterministic policy gradient (TD3) for fleets, with critics that may be mixtures of experts.
 
 The equations are in `td3_equations.py`, the memory that it learns from in `replay.py`; a fleet of it is made by
-`fleet.py`.
+`rows.py`.
 """
 
 import dataclasses
@@ -16,31 +16,34 @@ import numpy as np
 from jaxtyping import Array, Float, Integer
 
 from sphere.algos import replay
-from sphere.algos.learner import Clock, Data, DataSpec, Keep, Learner, Numbers
+from sphere.algos.learner import ActorCritic, Clock, Data, DataSpec, Keep, Numbers
 from sphere.algos.state import (
     DRAW,
     INIT_ACTOR,
     INIT_CRITIC,
     METHODS,
     SMOOTH,
+    all_finite,
     crossed,
     effective,
     forms,
     in_form,
     init_methods,
     init_moments,
+    key_of,
     of_methods,
+    planned,
 )
 from sphere.algos.step import Surroundings
 from sphere.algos.td3_equations import Transition, joint
 from sphere.algos.td3_settings import check_critic_methods, check_sizes
-from sphere.algos.td3_step import Metrics, TD3State, minibatch, summary
+from sphere.algos.td3_step import TD3Metrics, TD3State, minibatch, summary
 from sphere.methods import Method, Sphere
 from sphere.nets import DeterministicActor, Explorer, NetConfig, TwinQ, build, with_temperature
 
 
 @dataclass(frozen=True)
-class TD3(Learner):
+class TD3(ActorCritic):
     """TD3 as SBX has it; `form` gives the authors'. Methods act on the critic."""
 
     name: ClassVar[str] = "td3"
@@ -91,10 +94,6 @@ class TD3(Learner):
         check_critic_methods(self.name, self.methods, self.nets)
 
     @property
-    def rollout(self) -> tuple[int, int]:
-        return self.num_envs, self.rollout_steps
-
-    @property
     def updates(self) -> int:
         """Of one iteration."""
         return max(1, round(self.update_ratio * self.iteration_steps))
@@ -102,10 +101,6 @@ class TD3(Learner):
     @property
     def learned(self) -> int:
         return self.updates * self.batch_size
-
-    @property
-    def nets(self) -> dict[str, NetConfig]:
-        return {"actor": self.actor, "critic": self.critic}
 
     @property
     def numbers(self) -> dict[str, float]:
@@ -119,9 +114,7 @@ class TD3(Learner):
 
     def init(self, spec: DataSpec, seed: Integer[Array, ""], numbers: Numbers) -> TD3State:
         key = jax.random.key(seed)
-        nets = self.nets
-        for method in self.methods:
-            nets = {role: method.network(role, net) for role, net in nets.items()}
+        nets = planned(self.methods, self.nets)
         inner = spec.size(self.title)
 
         def trunk(key: Any) -> Any:
@@ -170,12 +163,9 @@ class TD3(Learner):
                 f"{self.batch_size}; use a smaller batch or more data"
             )
         count, action = self.updates, len(state.nets["actor"].low)
-        key = jax.random.key(seed)
-        draw, smooth, own = (
-            jax.random.fold_in(jax.random.fold_in(key, purpose), clock.iteration) for purpose in (DRAW, SMOOTH, METHODS)
-        )
+        draw, smooth, own = (key_of(seed, purpose, clock.iteration) for purpose in (DRAW, SMOOTH, METHODS))
 
-        def learn(state: TD3State) -> tuple[TD3State, Metrics]:
+        def learn(state: TD3State) -> tuple[TD3State, TD3Metrics]:
             rows = jax.random.randint(draw, (count, self.batch_size), 0, filled)
             noise = self.target_noise * jax.random.normal(smooth, (count, self.batch_size, action))
             noise = jnp.clip(noise, -self.target_noise_clip, self.target_noise_clip)
@@ -195,14 +185,13 @@ class TD3(Learner):
             packed, written = jax.lax.scan(step, _packed(self, state, pack), xs)
             return _packed(self, packed, unpack), summary(written, self.policy_delay)
 
-        def wait(state: TD3State) -> tuple[TD3State, Metrics]:
+        def wait(state: TD3State) -> tuple[TD3State, TD3Metrics]:
             zero = jnp.zeros((), jnp.float32)
-            return state, Metrics(*[zero] * len(Metrics._fields))._replace(finite=jnp.asarray(True))
+            return state, TD3Metrics(*[zero] * len(TD3Metrics._fields))._replace(finite=jnp.asarray(True))
 
         state, metrics = jax.lax.cond(filled >= max(self.learning_starts, self.batch_size), learn, wait, state)
-        sound = jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(state.nets)])
         state = dataclasses.replace(state, warm=filled < self.learning_starts)
-        return state, metrics._replace(finite=metrics.finite & jnp.all(sound))._asdict()
+        return state, metrics._replace(finite=metrics.finite & all_finite(state.nets))._asdict()
 
     def cross(self, old: TD3State, fresh: TD3State, keep: Keep, seed: Integer[Array, ""]) -> TD3State:
         state = crossed(self.methods, old, fresh, keep, seed)

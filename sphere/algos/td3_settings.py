@@ -6,7 +6,7 @@ from typing import Any
 
 from sphere.errors import in_range
 from sphere.methods import Method
-from sphere.methods.method import check_numbers, overrides
+from sphere.methods.method import check_together
 from sphere.nets import NetConfig
 
 BOUNDS: dict[str, tuple[float | None, float | None]] = {
@@ -39,10 +39,7 @@ def check_sizes(config: Any) -> None:
 
 def check_critic_methods(learner: str, methods: tuple[Method, ...], nets: Mapping[str, NetConfig]) -> None:
     """Refuse methods that exclude each other, that act on a policy, or that could have no effect on the critic."""
-    check_numbers(methods)
-    balancing = [method.name for method in methods if overrides(method, "gradient")]
-    if len(balancing) > 1:
-        raise ValueError(f"{' and '.join(balancing)} both weigh their loss by gradients; choose one")
+    check_together(methods)
     for method in methods:
         placement = getattr(method, "placement", "critic")
         if placement != "critic":

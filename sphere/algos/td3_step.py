@@ -27,7 +27,7 @@ class TD3State(TrainState):
     """Whether the next actions are uniform: the memory does not hold `learning_starts` transitions yet."""
 
 
-class Metrics(NamedTuple):
+class TD3Metrics(NamedTuple):
     """Means over the updates of an iteration, unless said otherwise; zeros while none was due."""
 
     critic_loss: Float[Array, ""]
@@ -49,15 +49,15 @@ class Metrics(NamedTuple):
     """Units that were reset (CBP, ReDo); the sum over updates."""
 
 
-def summary(written: Float[Array, "update metric"], delay: int) -> Metrics:
-    sums = Metrics(*jnp.sum(written, axis=0))
-    means = Metrics(*jnp.mean(written, axis=0))
+def summary(written: Float[Array, "update metric"], delay: int) -> TD3Metrics:
+    sums = TD3Metrics(*jnp.sum(written, axis=0))
+    means = TD3Metrics(*jnp.mean(written, axis=0))
     # the actor's are 0 where it did not move; a short iteration may have had no turn of its
-    turns = jnp.maximum(jnp.sum(written[:, Metrics._fields.index("actor_grad_norm")] > 0), 1)
+    turns = jnp.maximum(jnp.sum(written[:, TD3Metrics._fields.index("actor_grad_norm")] > 0), 1)
     return means._replace(
         actor_loss=sums.actor_loss / turns,
         actor_grad_norm=sums.actor_grad_norm / turns,
-        finite=jnp.all(written[:, Metrics._fields.index("finite")] > 0),
+        finite=jnp.all(written[:, TD3Metrics._fields.index("finite")] > 0),
         replaced=sums.replaced,
     )
 
@@ -70,14 +70,10 @@ def minibatch(
     noise: Float[Array, "n act"],
     turn: Bool[Array, ""],
     around: Surroundings = Surroundings(),  # noqa: B008 - a value
-) -> tuple[TD3State, Metrics]:
+) -> tuple[TD3State, TD3Metrics]:
     """One step of the critics and what methods do after it; where it is the actor's turn, one of the actor."""
     methods, authors = config.methods, config.form == "authors"
-
-    def acting(state: TD3State, role: str, params: Any) -> Any:
-        return effective(methods, state.methods, role, around.unpacked(role)(params))
-
-    actor, critic = (acting(state, role, state.targets[role]) for role in ("actor", "critic"))
+    actor, critic = (_acting(config, state, role, state.targets[role], around) for role in ("actor", "critic"))
     target = bellman_target(actor, critic, batch, noise, config.gamma)
     value, grad = gradient(
         methods,
@@ -97,19 +93,8 @@ def minibatch(
         return dataclasses.replace(state, targets=targets)
 
     def climb(state: TD3State) -> tuple[TD3State, Array, Array]:
-        critic = acting(state, "critic", state.nets["critic"])
-        judge: Literal["minimum", "first"] = "first" if authors else "minimum"
-        found, grad = gradient(
-            methods,
-            state,
-            numbers,
-            "actor",
-            lambda net: actor_loss(net, critic, batch, judge, config.alpha),
-            batch.obs,
-            around,
-        )
-        moved = _step(config, state, "actor", grad, numbers["learning_rate"])
-        return followed(moved.state) if authors else moved.state, found.loss, moved.norm
+        loss, moved = _step_of_actor(config, state, numbers, batch, around)
+        return followed(moved.state) if authors else moved.state, loss, moved.norm
 
     def rest(state: TD3State) -> tuple[TD3State, Array, Array]:
         return state, jnp.zeros_like(value.loss), jnp.zeros_like(moved.norm)
@@ -118,7 +103,7 @@ def minibatch(
     penalty, coefficient, felt = added({"critic": value})
     finite = jnp.isfinite(value.loss + moved.norm + policy_loss + norm)
     mean = value.aux.facts
-    return stepped, Metrics(
+    return stepped, TD3Metrics(
         value.loss, policy_loss, mean, penalty, coefficient, felt, moved.norm, norm, finite, replaced
     )
 
@@ -126,6 +111,28 @@ def minibatch(
 class Moved(NamedTuple):
     state: TD3State
     norm: Float[Array, ""]
+
+
+def _acting(config: "TD3", state: TD3State, role: str, params: Any, around: Surroundings) -> Any:
+    return effective(config.methods, state.methods, role, around.unpacked(role)(params))
+
+
+def _step_of_actor(
+    config: "TD3", state: TD3State, numbers: Numbers, batch: Transition, around: Surroundings
+) -> tuple[Array, Moved]:
+    """Up the values of the critic as it is now; the loss before the step."""
+    critic = _acting(config, state, "critic", state.nets["critic"], around)
+    judge: Literal["minimum", "first"] = "first" if config.form == "authors" else "minimum"
+    value, grad = gradient(
+        config.methods,
+        state,
+        numbers,
+        "actor",
+        lambda net: actor_loss(net, critic, batch, judge, config.alpha),
+        batch.obs,
+        around,
+    )
+    return value.loss, _step(config, state, "actor", grad, numbers["learning_rate"])
 
 
 def _step(config: "TD3", state: TD3State, role: str, grad: Any, rate: Float[Array, ""]) -> Moved:

@@ -42,7 +42,7 @@ def get(arguments: list[str]) -> None:
 
 
 @dataclass(frozen=True)
-class Record:
+class RecordOptions:
     """Record episodes of the scripted policies with noise, all tasks in one data set; prints the behaviour's own
     success."""
 
@@ -92,10 +92,10 @@ def _check_room(steps: int) -> None:
 
 
 def record_metaworld(arguments: list[str]) -> None:
-    options = tyro.cli(Record, prog="sphere data record metaworld", args=arguments)
+    options = tyro.cli(RecordOptions, prog="sphere data record metaworld", args=arguments)
     from sphere import envs
-    from sphere.data.record import record, write
-    from sphere.data.recorded import minari
+    from sphere.data.scripted import record, write
+    from sphere.data.transitions import minari
     from sphere.presets import CW10
 
     minari()  # before hours of recording

@@ -22,7 +22,7 @@ from sphere.storage.reader import Curve, read_run
 from sphere.storage.validate import Unreadable
 from sphere.training.loop import Interrupted
 from sphere.training.progress import command
-from sphere.training.settings import FleetConfig, Run, from_json
+from sphere.training.settings import FleetConfig, RunSettings, from_json
 
 METHODS = {0.0: "Top-K", 0.1: "SPHERE"}
 
@@ -37,7 +37,7 @@ Series = dict[float, list[Curve]]
 def evaluations(config: FleetConfig, directory: Path, notes: list[str]) -> Series:
     """As the one reader of records takes them; notes say what is wrong with them."""
 
-    def curve(run: Run) -> Curve:
+    def curve(run: RunSettings) -> Curve:
         try:
             found = read_run(directory / run.name, notes).curve
         except Unreadable as error:

@@ -165,8 +165,8 @@ class PagesOptions:
 
 
 def pages(arguments: list[str]) -> None:
-    from sphere.experiments.pages import results_of, write_pages
-    from sphere.experiments.records import archive
+    from sphere.experiments.matching import archive
+    from sphere.experiments.results_pages import results_of, write_pages
 
     options = tyro.cli(PagesOptions, prog="sphere experiment pages", args=arguments)
     records = archive(options.records)

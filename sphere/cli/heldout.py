@@ -9,8 +9,8 @@ import numpy as np
 import tyro
 
 from sphere import envs
+from sphere.envs.collector import unit_noise
 from sphere.envs.heldout import Heldout, load, save
-from sphere.envs.player import unit_noise
 from sphere.errors import UserError, unknown
 from sphere.nets import NetConfig
 from sphere.presets import preset

@@ -97,9 +97,9 @@ def bench(arguments: list[str]) -> None:
 
 COMMANDS: dict[str, Callable[[list[str]], Any]] = {
     "train": _lazily("sphere.cli.train", "train"),
-    "resume": _lazily("sphere.cli.fleet", "resume"),
-    "eval": _lazily("sphere.cli.fleet", "evaluate"),
-    "show": _lazily("sphere.cli.fleet", "show"),
+    "resume": _lazily("sphere.cli.resume", "resume"),
+    "eval": _lazily("sphere.cli.resume", "evaluate"),
+    "show": _lazily("sphere.cli.resume", "show"),
     "report": _lazily("sphere.cli.report", "report"),
     "export": _lazily("sphere.cli.report", "export"),
     "watch": _lazily("sphere.cli.report", "watch"),

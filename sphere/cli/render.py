@@ -38,7 +38,7 @@ def render(arguments: list[str]) -> None:
 def film(directory: Path, run: str, task: str, seed: int, out: Path) -> str:
     """Write the film; a sentence on what it shows."""
     from sphere import envs
-    from sphere.cli.fleet import settings_of
+    from sphere.cli.resume import settings_of
     from sphere.saved import load
     from sphere.training.progress import Progress
 

@@ -52,8 +52,8 @@ def td3_bc(arguments: list[str]) -> bool:
 
 
 def _replayed(path: Path) -> bool:
-    from sphere.cli.replay import read_arrays, verify_update
-    from sphere.cli.replay_td3 import is_td3, verify_td3
+    from sphere.cli.verify_td3 import is_td3, verify_td3
+    from sphere.cli.verify_update import read_arrays, verify_update
 
     found = (verify_td3 if is_td3(read_arrays(path)) else verify_update)(path)
     for case in dict.fromkeys(deviation.case for deviation in found):
@@ -66,7 +66,7 @@ def _replayed(path: Path) -> bool:
 
 
 @dataclass(frozen=True)
-class Metaworld:
+class VerifyMetaWorld:
     """Step our environments and the package's own side by side; exit 1 if they differ."""
 
     steps: int = 2000
@@ -103,7 +103,7 @@ def _metaworld(arguments: list[str]) -> bool:
     from sphere.envs import tasks
     from sphere.envs.metaworld_verify import verify
 
-    options = tyro.cli(Metaworld, prog="sphere verify metaworld", args=arguments)
+    options = tyro.cli(VerifyMetaWorld, prog="sphere verify metaworld", args=arguments)
     known = tasks("metaworld")
     print(f"{'task':<20} {'steps':>7} {'episodes':>9} {'successes':>10} {'observation':>12} {'reward':>9} {'flags':>6}")
     good = True

@@ -12,11 +12,11 @@ from sphere import envs
 from sphere.algos import replay
 from sphere.algos.learner import Data, DataSpec
 from sphere.algos.source import Outcomes, Source, States, Wanted
-from sphere.data.recorded import Recorded, read
-from sphere.envs.player import Player, outcomes
+from sphere.data.transitions import TransitionTable, read
+from sphere.envs.collector import Collector, outcomes
+from sphere.envs.environments import Environments, task_name
 from sphere.envs.policy import EPSILON
-from sphere.envs.source import Environments, task_name
-from sphere.envs.statistics import Statistics
+from sphere.envs.running_statistics import Statistics
 from sphere.errors import UserError
 
 FLOOR = 1e-3
@@ -43,7 +43,7 @@ class Offline(Environments):
         return [OfflineSource(self, wanted, list(mine), recorded)]
 
 
-def statistics_of(recorded: Recorded, runs: int) -> Statistics:
+def statistics_of(recorded: TransitionTable, runs: int) -> Statistics:
     """By which every run normalises: (x - mean) / (deviation + 1e-3)."""
     wide = recorded.obs.astype(np.float64)
     variance = np.square(wide.std(axis=0) + FLOOR) - EPSILON  # which `normalised` adds again
@@ -55,13 +55,13 @@ def statistics_of(recorded: Recorded, runs: int) -> Statistics:
 class OfflineSource:
     """A data set for a group of runs."""
 
-    def __init__(self, settings: Offline, wanted: Wanted, seeds: list[int], recorded: Recorded):
+    def __init__(self, settings: Offline, wanted: Wanted, seeds: list[int], recorded: TransitionTable):
         self.settings, self.wanted, self.seeds, self.runs = settings, wanted, seeds, len(seeds)
-        self.player = Player(
+        self.collector = Collector(
             envs.make(wanted.tasks[0], wanted.episodes, seeds, settings.workers, **settings.of_suite())
         )
         try:
-            pool = self.player.pool
+            pool = self.collector.pool
             box = pool.single_action_space
             (size,) = pool.single_observation_space.shape
             self.spec = DataSpec((size,), len(box.low), tuple(box.low.tolist()), tuple(box.high.tolist()))
@@ -74,7 +74,7 @@ class OfflineSource:
         self.count = len(recorded.reward)
         self.table = self._table(recorded)
 
-    def _table(self, recorded: Recorded) -> jax.Array:
+    def _table(self, recorded: TransitionTable) -> jax.Array:
         """All transitions as rows of a memory, on the device, for every run."""
         low, high = np.array(self.spec.low, np.float32), np.array(self.spec.high, np.float32)
         obs, following = (self.statistics.normalise(x[None])[0] for x in (recorded.obs, recorded.next_obs))
@@ -93,7 +93,7 @@ class OfflineSource:
         return self.collect(policy, iteration)
 
     def evaluate(self, policy: Any, task: str) -> Outcomes:
-        return self.player.evaluate(jax.block_until_ready(policy), task_name(task), self.seeds, self.statistics)
+        return self.collector.evaluate(jax.block_until_ready(policy), task_name(task), self.seeds, self.statistics)
 
     def states(self) -> States | None:
         """Of the data set, evenly spread."""
@@ -121,4 +121,4 @@ class OfflineSource:
         self.statistics = before
 
     def close(self) -> None:
-        self.player.pool.close()
+        self.collector.pool.close()

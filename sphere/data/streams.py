@@ -16,8 +16,8 @@ import numpy as np
 from jaxtyping import Array, Float, Integer, PRNGKeyArray
 
 from sphere import registry
-from sphere.algos.fleet import EXACT
 from sphere.algos.learner import Data, DataSpec
+from sphere.algos.rows import EXACT
 from sphere.algos.source import Outcomes, Source, States, Wanted
 from sphere.data.labelled import Labelled, Split
 from sphere.errors import UserError, in_range

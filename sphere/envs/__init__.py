@@ -9,12 +9,12 @@ A suite writes one class (`batch.py`). What is done around it for all suites ali
   them, and they have one BLAS thread each. By default all cores have one; below eight cores the learner is one of them.
 - **One file in memory** holds a row per environment: action in; observation, reward, flags out. It has no name, so no
   crash can leave it behind. All but steps is pickled behind a byte through a pipe.
-- **A step needs no system call** while both sides are awake (`bell.py`). Where one core may see another's stores out of
-  order (not x86) a step is one byte each way.
-- **Workers act by themselves** where they can (`rollouts.py`): parameters lie in shared memory, the worker has the
-  network in numpy (`policy.py`), noise is drawn by the learner for a whole rollout. Asking a GPU for every action cost
-  0.9 ms, twice what the physics of five environments takes. Only expert choice, where an action depends on the other
-  states of the batch, still asks the learner.
+- **A step needs no system call** while both sides are awake (`worker.py`). Where one core may see another's stores out
+  of order (not x86) a step is one byte each way.
+- **Workers act by themselves** where they can (`rollout_driver.py`): parameters lie in shared memory, the worker has
+  the network in numpy (`policy.py`), noise is drawn by the learner for a whole rollout. Asking a GPU for every action
+  cost 0.9 ms, twice what the physics of five environments takes. Only expert choice, where an action depends on the
+  other states of the batch, still asks the learner.
 - **Seeds are by counter**: all that an environment draws comes from `default_rng([run seed, crc32(task), index in the
   run, episode])`. Trajectories depend neither on the number of workers nor on which runs share a pool, and no two
   tasks, and no two visits to a task, draw the same numbers.

@@ -41,7 +41,7 @@ class File(NamedTuple):
         return "" if found == self.sha256 else f"has sha256 {found[:12]}…, want {self.sha256[:12]}…"
 
 
-class Collection(NamedTuple):
+class AssetCollection(NamedTuple):
     """All files of a suite by their path in its folder, and the address from which they are downloaded."""
 
     base: str
@@ -53,13 +53,13 @@ HUMANOIDBENCH = (
 )
 
 
-def _collection(base: str, folder: str, table: str) -> Collection:
+def _collection(base: str, folder: str, table: str) -> AssetCollection:
     """From a table beside this module with path below the folder, bytes and sha256 of every file."""
     files = {}
     for line in Path(__file__).with_name(table).read_text("utf-8").splitlines():
         path, size, sha256 = line.split()
         files[path] = File(int(size), sha256, path if path == "LICENSE" else f"{folder}/{path}")
-    return Collection(base, files)
+    return AssetCollection(base, files)
 
 
 # The models of H1 without hands, six tasks. LICENSE is the repository's own (MIT, and the notices of its parts);
@@ -120,13 +120,13 @@ def install(
     return folder
 
 
-def _known(suite: str) -> Collection:
+def _known(suite: str) -> AssetCollection:
     if suite not in COLLECTIONS:
         raise unknown("suite with files to install", suite, COLLECTIONS)
     return COLLECTIONS[suite]
 
 
-def _faults(folder: Path, collection: Collection) -> dict[str, str]:
+def _faults(folder: Path, collection: AssetCollection) -> dict[str, str]:
     """Files that are missing or not the recorded ones, and what is wrong with them."""
     faults = {}
     for path, file in collection.files.items():
@@ -152,7 +152,7 @@ def _write(path: Path, content: bytes) -> None:
     path.write_bytes(content)
 
 
-def _drop_strays(partial: Path, collection: Collection) -> None:
+def _drop_strays(partial: Path, collection: AssetCollection) -> None:
     """Remove what an attempt at another version of the collection has left."""
     for path in partial.rglob("*"):
         if not path.is_dir() and path.relative_to(partial).as_posix() not in collection.files:
@@ -169,7 +169,7 @@ def _swap(partial: Path, folder: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _unpacked(source: Path, collection: Collection) -> dict[str, bytes]:
+def _unpacked(source: Path, collection: AssetCollection) -> dict[str, bytes]:
     """What we know of an archive, in memory; nothing is written unless all of it is good."""
     if not source.is_file():
         raise FileNotFoundError(f"there is no archive {source}; give the path of a .tar.xz with the suite's files")
@@ -184,7 +184,7 @@ def _unpacked(source: Path, collection: Collection) -> dict[str, bytes]:
     return contents
 
 
-def _members(source: Path, archive: tarfile.TarFile, collection: Collection) -> dict[str, bytes]:
+def _members(source: Path, archive: tarfile.TarFile, collection: AssetCollection) -> dict[str, bytes]:
     contents, top = {}, ""
     for member in archive:
         parts = PurePosixPath(member.name).parts
@@ -207,7 +207,7 @@ def _members(source: Path, archive: tarfile.TarFile, collection: Collection) -> 
     return contents
 
 
-def _download(suite: str, collection: Collection, partial: Path, say: Callable[[str], object]) -> None:
+def _download(suite: str, collection: AssetCollection, partial: Path, say: Callable[[str], object]) -> None:
     """All files that an earlier attempt has not fetched already."""
     wanted, total = _faults(partial, collection), len(collection.files)
     for number, path in enumerate(wanted, total - len(wanted) + 1):

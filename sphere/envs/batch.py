@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Bool, Float, Int, Num, UInt64
 
-from sphere.envs.policy import Policy
+from sphere.envs.policy import FleetPolicy
 from sphere.envs.policy import Spec as PolicySpec
 from sphere.envs.sizes import Sizes, sizes_of
 
@@ -150,7 +150,7 @@ class Share:
         """The policy to follow; its parameters may change in memory between rollouts. Without one the mean is zero."""
         memory = self._map(region)
         arrays = {name: np.ndarray(shape, dtype, memory, offset) for name, shape, dtype, offset in layout}
-        self.policy = Policy(spec, arrays, parts)
+        self.policy = FleetPolicy(spec, arrays, parts)
 
     def follow(self, region: Region | None) -> None:
         """Act by the policy from now on and log every step in that region; None: take the learner's actions again.

@@ -19,7 +19,7 @@ from gymnasium.vector.utils import batch_space
 
 from sphere.envs import warp_process
 from sphere.envs.batch import State
-from sphere.envs.frames import Stack, enlarged, frame_shape, with_numbers
+from sphere.envs.frame_stack import Stack, enlarged, frame_shape, with_numbers
 from sphere.envs.handles import anonymous_memory
 from sphere.envs.pool import Pool
 from sphere.envs.sizes import Sizes

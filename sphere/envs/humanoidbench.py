@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from sphere.envs import assets
 from sphere.envs import humanoidbench_rewards as rewards
 from sphere.envs.batch import State, Stepped
-from sphere.envs.humanoidbench_rewards import Measured
+from sphere.envs.humanoidbench_rewards import Readings
 from sphere.envs.metaworld_origin import FRAME, trim
 from sphere.envs.offscreen import renderer
 from sphere.errors import unknown
@@ -33,13 +33,13 @@ SHADOWS = 2048  # pixels; the models ask for 16384, 1 GB where there is no GPU
 
 
 class Task(NamedTuple):
-    reward: Callable[[Measured], Any]
+    reward: Callable[[Readings], Any]
     success_bar: float
     """Return of an episode from which on it is a success."""
     least: tuple[str, float]
     """The measurement below which an episode terminates."""
 
-    def terminated(self, measured: Measured) -> Any:
+    def terminated(self, measured: Readings) -> Any:
         """Of every environment."""
         name, least = self.least
         return getattr(measured, name) < least
@@ -67,7 +67,7 @@ def simulator() -> Any:
     return mujoco
 
 
-class Places(NamedTuple):
+class ModelIndices(NamedTuple):
     """Where in a model's arrays the measurements are."""
 
     torso: int  # body
@@ -76,10 +76,10 @@ class Places(NamedTuple):
     poles: np.ndarray  # of every geom: is it a pole
 
 
-def places(model: Any) -> Places:
+def places(model: Any) -> ModelIndices:
     sites = tuple(model.site(name).id for name in ("head", "left_foot", "right_foot"))
     poles = np.array(["pole_r" in model.geom(i).name for i in range(model.ngeom)])
-    return Places(model.body("torso_link").id, int(model.sensor("pelvis_subtreelinvel").adr[0]), sites, poles)
+    return ModelIndices(model.body("torso_link").id, int(model.sensor("pelvis_subtreelinvel").adr[0]), sites, poles)
 
 
 def check(task: str, horizon: int) -> None:
@@ -135,7 +135,7 @@ class HumanoidBench:
         height = self.observation[:, HEIGHT_ENTRY]
         force, velocity, touched = np.zeros((n, model.nu)), np.zeros((n, 3)), np.zeros(n, bool)
         head, left, right, upright = scalars
-        self.measured = Measured(height, head, left, right, upright, force, velocity, touched)
+        self.measured = Readings(height, head, left, right, upright, force, velocity, touched)
         torso, sensor, sites, _ = self.places
         self.simulations = []
         for i, data in enumerate(self.data):

@@ -26,7 +26,7 @@ POLE_TOUCHED = 0.1
 """Factor while the robot touches a pole."""
 
 
-class Measured(NamedTuple):
+class Readings(NamedTuple):
     """What rewards and terminations are computed from.
 
     `height` is of after the step; all else is of before its last physics substep, as mujoco leaves it.
@@ -59,7 +59,7 @@ def quadratic(x: Array) -> Array:
     return library(x).where(abs(x) < 1, 1 - x**2, 0.0)
 
 
-def upright(measured: Measured, enough: float) -> Row:
+def upright(measured: Readings, enough: float) -> Row:
     value = measured.upright
     return library(value).where(value >= enough, 1.0, linear((enough - value) / 1.9))
 
@@ -68,42 +68,42 @@ def tall(height: Row, enough: float, margin: float) -> Row:
     return library(height).where(height >= enough, 1.0, gaussian((enough - height) / margin))
 
 
-def small_control(measured: Measured) -> Row:
+def small_control(measured: Readings) -> Row:
     """Between 0.8 and 1: the mean over actuators, each of which counts below 10 Nm."""
     # Rows are contiguous, so numpy sums each of them in the same order however many there are.
     return (4 + quadratic(abs(measured.force) / 10).mean(axis=1)) / 5
 
 
-def forward(measured: Measured, speed: float) -> Row:
+def forward(measured: Readings, speed: float) -> Row:
     """Between 1/6 and 1, which is reached at `speed` (m/s)."""
     velocity = measured.velocity[:, 0]
     fast = library(velocity).where(velocity >= speed, 1.0, linear((speed - velocity) / speed))
     return (5 * fast + 1) / 6
 
 
-def standing(measured: Measured) -> Row:
+def standing(measured: Readings) -> Row:
     return tall(measured.head, HEAD, HEAD / 4) * upright(measured, 0.9)
 
 
-def stand(measured: Measured) -> Row:
+def stand(measured: Readings) -> Row:
     still = gaussian(abs(measured.velocity[:, :2]) / 2)
     return small_control(measured) * standing(measured) * ((still[:, 0] + still[:, 1]) / 2)
 
 
-def walk(measured: Measured) -> Row:
+def walk(measured: Readings) -> Row:
     return small_control(measured) * standing(measured) * forward(measured, 1.0)
 
 
-def run(measured: Measured) -> Row:
+def run(measured: Readings) -> Row:
     return small_control(measured) * standing(measured) * forward(measured, 5.0)
 
 
-def pole(measured: Measured) -> Row:
+def pole(measured: Readings) -> Row:
     reward = 0.5 * (small_control(measured) * standing(measured)) + 0.5 * forward(measured, 0.5)
     return library(reward).where(measured.touched, reward * POLE_TOUCHED, reward)
 
 
-def climb(measured: Measured) -> Row:
+def climb(measured: Readings) -> Row:
     """Slide and stair: the head is measured from each foot, and a torso may lean more."""
     left = tall(measured.head - measured.left_foot, HEAD_ABOVE_FOOT, 0.45)
     right = tall(measured.head - measured.right_foot, HEAD_ABOVE_FOOT, 0.45)

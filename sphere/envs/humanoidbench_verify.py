@@ -19,7 +19,7 @@ TARGET = 1e-9
 ARRAYS = ("actions", "obs", "reward", "terminated")
 
 
-class Row(NamedTuple):
+class Differences(NamedTuple):
     """The largest differences from the traces of one task, and in how much they were looked for."""
 
     task: str
@@ -36,7 +36,7 @@ class Row(NamedTuple):
         return self.observation <= TARGET and self.reward <= TARGET and self.terminations == 0 and self.bar == 0
 
 
-def verify(path: Path | str) -> list[Row]:
+def verify(path: Path | str) -> list[Differences]:
     """Replay every episode of a file of traces."""
     path = Path(path)
     arrays = load(path)
@@ -55,7 +55,7 @@ def load(path: Path) -> dict[str, np.ndarray]:
         raise ValueError(f"{path} is not a readable .npz of recorded traces: {error}") from error
 
 
-def replay(path: Path, task: str, arrays: Mapping[str, np.ndarray]) -> Row:
+def replay(path: Path, task: str, arrays: Mapping[str, np.ndarray]) -> Differences:
     """All episodes of a task, one after the other in the same environment."""
     names = (name.split("/") for name in arrays if name.startswith(f"{task}/"))
     episodes = list(dict.fromkeys(name[1] for name in names if len(name) == 3))
@@ -78,7 +78,7 @@ def replay(path: Path, task: str, arrays: Mapping[str, np.ndarray]) -> Row:
     # numpy's maximum, unlike Python's, hands NaN on.
     observation, reward = (float(np.max([one[k] for one in found])) for k in (1, 2))
     steps, flags = (sum(one[k] for one in found) for k in (0, 3))
-    return Row(task, len(episodes), int(steps), observation, reward, int(flags), bar)
+    return Differences(task, len(episodes), int(steps), observation, reward, int(flags), bar)
 
 
 def check(

@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from sphere.envs import humanoidbench
-from sphere.envs.humanoidbench import HEIGHT_ENTRY, NOISE, TASKS, Places
-from sphere.envs.humanoidbench_rewards import Measured
+from sphere.envs.humanoidbench import HEIGHT_ENTRY, NOISE, TASKS, ModelIndices
+from sphere.envs.humanoidbench_rewards import Readings
 from sphere.envs.worlds import Keys
 
 
@@ -23,7 +23,7 @@ class Simulated(NamedTuple):
 
     qpos: Float[Array, "world qpos"]
     qvel: Float[Array, "world qvel"]
-    measured: Measured
+    measured: Readings
 
 
 @runtime_checkable
@@ -53,23 +53,23 @@ class H1State(NamedTuple):
 
 
 def measured(
-    places: Places,
+    places: ModelIndices,
     qpos: Float[Array, "world qpos"],
     site_xpos: Float[Array, "world site 3"],
     xmat: Float[Array, "world body 3 3"],
     force: Float[Array, "world act"],
     sensordata: Float[Array, "world sensor"],
     touched: Bool[Array, " world"],
-) -> Measured:
+) -> Readings:
     """What rewards are computed from, of MuJoCo's arrays as a step leaves them: `qpos` of after the last substep, all
     else of before it."""
     head, left, right = (site_xpos[:, site, 2] for site in places.sites)
     velocity = sensordata[:, places.velocity : places.velocity + 3]
-    return Measured(qpos[:, HEIGHT_ENTRY], head, left, right, xmat[:, places.torso, 2, 2], force, velocity, touched)
+    return Readings(qpos[:, HEIGHT_ENTRY], head, left, right, xmat[:, places.torso, 2, 2], force, velocity, touched)
 
 
 def touching(
-    places: Places, geoms: Any, distance: Float[Array, "*world contact"], margin: Any
+    places: ModelIndices, geoms: Any, distance: Float[Array, "*world contact"], margin: Any
 ) -> Bool[Array, "*world contact"]:
     """Which contacts are with a pole, of the pairs of geoms [..., contact, 2] that were looked at."""
     pole = jnp.any(jnp.asarray(places.poles)[jnp.maximum(geoms, 0)], axis=-1)

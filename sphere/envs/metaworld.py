@@ -24,7 +24,7 @@ from jaxtyping import Float, Int
 from sphere.envs import metaworld_rewards as rewards
 from sphere.envs.batch import State, Stepped
 from sphere.envs.metaworld_origin import FRAME_SKIP, Origin
-from sphere.envs.metaworld_scene import CLAWS, Layout, Objects, Scene, Start, Term
+from sphere.envs.metaworld_scene import CLAWS, DistanceTerm, Layout, Objects, Scene, Start
 from sphere.errors import unknown
 
 GOALS = ("random", "frozen")
@@ -45,7 +45,7 @@ class Task(NamedTuple):
 
     objects: Objects
     """Position and rotation of each object; rotations in mujoco's order of entries or scipy's, or none."""
-    terms: dict[str, Term]
+    terms: dict[str, DistanceTerm]
     reward: Callable[[Scene], rewards.Result]
     placed: str = ""
     """The body that a reset places."""

@@ -22,7 +22,7 @@ FRAME = 480
 CAMERA = "corner2"  # hangs upside down in the package's scenes
 
 
-class Episode(NamedTuple):
+class EpisodeStart(NamedTuple):
     """The start of an episode."""
 
     physics: Row
@@ -78,7 +78,7 @@ class Origin:
     def simulation(self) -> Any:
         return self.mujoco.MjData(self.model)
 
-    def reset(self, rng: np.random.Generator) -> Episode:
+    def reset(self, rng: np.random.Generator) -> EpisodeStart:
         """A new episode, by draws from `rng`."""
         if self.placed:
             self._place(rng)
@@ -92,7 +92,7 @@ class Origin:
         other = getattr(self.env, self.other) if self.other else np.zeros(3)
         start = Start(self.env._target_pos, self.env.obj_init_pos, self.env.init_tcp, other)
         placed = np.zeros(3) if self.slot is None else self.slot.copy()
-        return Episode(self.get_state(self.data), observation, self.draw, placed, start)
+        return EpisodeStart(self.get_state(self.data), observation, self.draw, placed, start)
 
     def _draw(self, rng: np.random.Generator) -> Row:
         """The package asks again until the goal is far enough from the object."""

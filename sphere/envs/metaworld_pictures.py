@@ -23,7 +23,7 @@ GOALS = ("goal", "goal_close")
 Row = Float[np.ndarray, " k"]
 
 
-class Stage:
+class PosedScene:
     """The scene of a task, posed as one environment after another; `mujoco` and `physics` are its simulation's."""
 
     def __init__(self, mujoco: Any, path: str, physics: Any, placed: str, camera: str) -> None:
@@ -66,7 +66,7 @@ class Stage:
 class Painter:
     """MuJoCo's own renderer on a stage."""
 
-    def __init__(self, stage: Stage, size: int) -> None:
+    def __init__(self, stage: PosedScene, size: int) -> None:
         mujoco = stage.mujoco
         self.stage = stage
         stage.model.vis.global_.offwidth = stage.model.vis.global_.offheight = size

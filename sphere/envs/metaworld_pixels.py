@@ -8,9 +8,9 @@ from jaxtyping import Float, Int, Num, UInt8
 
 from sphere.envs import offscreen
 from sphere.envs.batch import State, Stepped
-from sphere.envs.frames import Stack, enlarged, frame_shape, with_numbers
+from sphere.envs.frame_stack import Stack, enlarged, frame_shape, with_numbers
 from sphere.envs.metaworld import MetaWorld
-from sphere.envs.metaworld_pictures import Painter, Stage
+from sphere.envs.metaworld_pictures import Painter, PosedScene
 from sphere.envs.warp_process import geom_names
 from sphere.errors import UserError, unknown
 
@@ -33,7 +33,7 @@ class MetaWorldPixels:
     camera: one of the package's.
     image_size: pixels of a side.
     frame_stack: how many pictures; an episode begins with copies of its first.
-    proprioception: the hand's position and the gripper's opening too, as bytes in one more row (`sphere.envs.frames`).
+    proprioception: the hand's position and the gripper's opening too, as bytes in one more row (`frame_stack.py`).
     renderer: "mujoco", its own, here; "warp", MuJoCo Warp in one process for all environments. Then observations of the
     batch are poses, and its pool (`sphere.envs.drawn`) makes pictures of them.
     """
@@ -59,7 +59,7 @@ class MetaWorldPixels:
         self.action_low, self.action_high, self.horizon = world.action_low, world.action_high, world.horizon
         self.hand = HAND if proprioception else 0
         origin = world.origin
-        self.stage = Stage(origin.mujoco, origin.env.model_name, origin.model, world.task.placed, camera)
+        self.stage = PosedScene(origin.mujoco, origin.env.model_name, origin.model, world.task.placed, camera)
         self.painter = self.shown = self.image_shape = None
         if renderer == "warp":
             self.drawn, self.observation_size = (image_size, frame_stack, self.hand), POSE + self.hand
@@ -113,7 +113,7 @@ class MetaWorldPixels:
     def data(self) -> list[Any]:
         return self.world.data
 
-    def _posed(self, where: Int[np.ndarray, " k"]) -> Iterator[Stage]:
+    def _posed(self, where: Int[np.ndarray, " k"]) -> Iterator[PosedScene]:
         """The stage as it is in these environments, one after the other."""
         world = self.world
         for i in where.tolist():

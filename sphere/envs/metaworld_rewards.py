@@ -1,7 +1,7 @@
 """MetaWorld's rewards (its version 2) and success flags of the ten tasks, for all environments of a batch at once.
 
-A task says between which points it measures (`Term`). `metaworld_scene` measures, and has the shapes that rewards are
-put together from. Results are those of the package to the last digits, for actions of either precision.
+A task says between which points it measures (`DistanceTerm`). `metaworld_scene` measures, and has the shapes that
+rewards are put together from. Results are those of the package to the last digits, for actions of either precision.
 """
 
 import numpy as np
@@ -9,9 +9,9 @@ import numpy as np
 from sphere.envs.metaworld_scene import (
     FROM_PAD,
     TINY,
+    DistanceTerm,
     Flags,
     Scene,
-    Term,
     Vector,
     distance,
     gaussian,
@@ -29,7 +29,7 @@ Result = tuple[Vector, Flags]
 
 HAMMER = {
     **grasp_terms(radius=0.015, pad=0.02, xz=0.01),
-    "head to target": Term("object", "target", 0.02, lambda start: 0.2, shift=(0.16, 0.06, 0.0)),
+    "head to target": DistanceTerm("object", "target", 0.02, lambda start: 0.2, shift=(0.16, 0.06, 0.0)),
 }
 
 
@@ -56,8 +56,8 @@ def hammer(scene: Scene) -> Result:
     return shaped(grasped(scene), reward), success
 
 
-TO_TARGET = Term("object", "target", 0.05, lambda start: distance(start.object, start.target))
-TO_TCP = Term("object", "tcp")
+TO_TARGET = DistanceTerm("object", "target", 0.05, lambda start: distance(start.object, start.target))
+TO_TCP = DistanceTerm("object", "tcp")
 
 # The way round the wall goes by a point at the object's own height, so that its margin moves with the object.
 MIDPOINT, ROUND = (0.05, -0.77, 0.0), (3.0, 1.0, 0.0)
@@ -65,8 +65,8 @@ PUSH_WALL = {
     **grasp_terms(radius=0.015, pad=0.05, xz=0.005),
     "to target": TO_TARGET,
     "to tcp": TO_TCP,
-    "to midpoint": Term("object", "", 0.05, shift=MIDPOINT, weight=ROUND),
-    "to midpoint at first": Term("start object", "", shift=MIDPOINT, weight=ROUND),
+    "to midpoint": DistanceTerm("object", "", 0.05, shift=MIDPOINT, weight=ROUND),
+    "to midpoint at first": DistanceTerm("start object", "", shift=MIDPOINT, weight=ROUND),
 }
 
 
@@ -93,10 +93,12 @@ def push_wall(scene: Scene) -> Result:
 
 HANDLE = (0.0, 0.0, -0.01)
 FAUCET_CLOSE = {
-    "to target": Term(
+    "to target": DistanceTerm(
         "object", "target", 0.07, lambda start: np.abs(distance(start.object, start.target) - 0.07), shift=HANDLE
     ),
-    "to tcp": Term("object", "tcp", 0.01, lambda start: np.abs(distance(start.object, start.tcp) - 0.01), shift=HANDLE),
+    "to tcp": DistanceTerm(
+        "object", "tcp", 0.01, lambda start: np.abs(distance(start.object, start.tcp) - 0.01), shift=HANDLE
+    ),
 }
 
 
@@ -107,8 +109,8 @@ def faucet_close(scene: Scene) -> Result:
 
 
 PUSH_BACK = {
-    "left": Term("body leftpad", "object", weight=FROM_PAD),
-    "right": Term("object", "body rightpad", weight=FROM_PAD),
+    "left": DistanceTerm("body leftpad", "object", weight=FROM_PAD),
+    "right": DistanceTerm("object", "body rightpad", weight=FROM_PAD),
     "xz": grasp_terms(radius=0.0, pad=0.0, xz=0.01)["xz"],
     "to target": TO_TARGET,
     "to tcp": TO_TCP,
@@ -145,7 +147,7 @@ INSIDE = np.array([0.05, 0.0, 0.0])  # of the container, from its handle
 FLAT = (1.0, 1.0, 2.0)
 STICK_PULL = {
     **grasp_terms(radius=0.014, pad=0.05, xz=0.01),
-    "to container": Term(
+    "to container": DistanceTerm(
         "object",
         "second",
         0.05,
@@ -153,13 +155,13 @@ STICK_PULL = {
         shift=(-0.05, 0.0, 0.0),
         weight=FLAT,
     ),
-    "to target": Term("object", "target", 0.05, lambda start: distance(start.other, start.target)),
-    "container to target": Term(
+    "to target": DistanceTerm("object", "target", 0.05, lambda start: distance(start.other, start.target)),
+    "container to target": DistanceTerm(
         "second", "target", 0.05, lambda start: distance(start.object, start.target), shift=(0.05, 0.0, 0.0)
     ),
-    "handle to target": Term("second", "target"),
+    "handle to target": DistanceTerm("second", "target"),
     "to tcp": TO_TCP,
-    "end to handle": Term("extra", "second"),
+    "end to handle": DistanceTerm("extra", "second"),
 }
 
 
@@ -179,18 +181,18 @@ def stick_pull(scene: Scene) -> Result:
     return reward, success
 
 
-def handle_terms(axis: int, upper: float) -> dict[str, Term]:
+def handle_terms(axis: int, upper: float) -> dict[str, DistanceTerm]:
     """For a handle that is moved along an axis of the room to within `upper` of the target."""
     weight = (float(axis == 0), float(axis == 1), float(axis == 2))
     return {
-        "to target": Term(
+        "to target": DistanceTerm(
             "object",
             "target",
             upper,
             lambda start: np.abs(np.abs(start.other[:, axis] - start.target[:, axis]) - upper),
             weight=weight,
         ),
-        "to tcp": Term("object", "tcp", 0.02, lambda start: np.abs(distance(start.other, start.tcp) - 0.02)),
+        "to tcp": DistanceTerm("object", "tcp", 0.02, lambda start: np.abs(distance(start.other, start.tcp) - 0.02)),
     }
 
 

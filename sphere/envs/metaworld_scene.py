@@ -1,7 +1,7 @@
 """What a MetaWorld reward is made of: all distances of a step and how far each exceeds its bounds, for a whole batch.
 
-With few environments a step costs as much as it has numpy calls. So all that a task measures (`Term`) is measured
-together, and every array has its full shape: numpy adds equal shapes three times faster than it broadcasts.
+With few environments a step costs as much as it has numpy calls. So all that a task measures (`DistanceTerm`) is
+measured together, and every array has its full shape: numpy adds equal shapes three times faster than it broadcasts.
 
 Most distances are judged by a long tail 1 / (1 + e), where the excess e is 0 within the bounds and 9 a margin beyond.
 The Hamacher product a b / (a + b - a b), by which such numbers are combined, is then 1 / (1 + e_a + e_b).
@@ -40,7 +40,7 @@ class Start(NamedTuple):
     other: Points  # a task's second position, where it has one
 
 
-class Term(NamedTuple):
+class DistanceTerm(NamedTuple):
     """The length of (a - b + shift) * weight between two points, and how it is judged."""
 
     a: str
@@ -52,21 +52,21 @@ class Term(NamedTuple):
     weight: tuple[float, float, float] = (1.0, 1.0, 1.0)
 
 
-CLAWS = {"claws": Term("body rightclaw", "body leftclaw")}
+CLAWS = {"claws": DistanceTerm("body rightclaw", "body leftclaw")}
 """How far the gripper is open: measured in every task."""
 
 
-def grasp_terms(radius: float, pad: float, xz: float) -> dict[str, Term]:
+def grasp_terms(radius: float, pad: float, xz: float) -> dict[str, DistanceTerm]:
     """For an object of a radius: both pads as near as `pad`, the fingers' middle as near as `xz` in the x-z plane.
 
     The pads' margins are how far they are from where the object began, so those distances are measured too.
     """
     return {
-        "left pad": Term("body leftpad", "object", pad, lower=radius, weight=FROM_PAD),
-        "right pad": Term("body rightpad", "object", pad, lower=radius, weight=FROM_PAD),
-        "left pad at first": Term("body leftpad", "start object", pad, weight=FROM_PAD),
-        "right pad at first": Term("body rightpad", "start object", pad, weight=FROM_PAD),
-        "xz": Term(
+        "left pad": DistanceTerm("body leftpad", "object", pad, lower=radius, weight=FROM_PAD),
+        "right pad": DistanceTerm("body rightpad", "object", pad, lower=radius, weight=FROM_PAD),
+        "left pad at first": DistanceTerm("body leftpad", "start object", pad, weight=FROM_PAD),
+        "right pad at first": DistanceTerm("body rightpad", "start object", pad, weight=FROM_PAD),
+        "xz": DistanceTerm(
             "tcp",
             "object",
             xz,
@@ -152,7 +152,7 @@ class Scene:
         self,
         table: Float[np.ndarray, "env column"],
         columns: Callable[[str], list[int]],
-        terms: dict[str, Term],
+        terms: dict[str, DistanceTerm],
         start: Start,
         tcp: Points,
     ) -> None:

@@ -22,7 +22,7 @@ THROW_EVERY = 10
 TARGET = 1e-9
 
 
-class Row(NamedTuple):
+class Differences(NamedTuple):
     """The largest differences from the package on one task, and what they were looked for in."""
 
     task: str
@@ -40,7 +40,9 @@ class Row(NamedTuple):
         return self.observation <= TARGET and self.reward <= TARGET and self.flags == 0
 
 
-def verify(steps: int = 2000, tasks: Sequence[str] = MetaWorld.tasks, seed: int = 0, scenes: int = 1000) -> list[Row]:
+def verify(
+    steps: int = 2000, tasks: Sequence[str] = MetaWorld.tasks, seed: int = 0, scenes: int = 1000
+) -> list[Differences]:
     """Step ours and the package's side by side, at least `steps` per task; then judge `scenes`."""
     if steps < 1:
         raise ValueError(f"steps={steps}; nothing would be compared, want 1 or more")
@@ -57,7 +59,7 @@ def _worse(one: float, other: float) -> float:
     return float(np.maximum(one, other))
 
 
-def episodes(task: str, steps: int, seed: int) -> Row:
+def episodes(task: str, steps: int, seed: int) -> Differences:
     rng = np.random.default_rng([seed, zlib.crc32(task.encode())])
     batch, doubles = MetaWorld(task, ENVS), [reference(task) for _ in range(ENVS)]
     policy = scripted(task)
@@ -83,7 +85,7 @@ def episodes(task: str, steps: int, seed: int) -> Row:
             seen |= success
         successes += int(seen.sum())
     batch.close()
-    return Row(task, count * EPISODE * ENVS, count * ENVS, successes, float(observation), float(reward), flags)
+    return Differences(task, count * EPISODE * ENVS, count * ENVS, successes, float(observation), float(reward), flags)
 
 
 def scattered(task: str, scenes: int, seed: int) -> tuple[float, int, int]:

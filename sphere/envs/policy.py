@@ -76,7 +76,7 @@ class Network:
         return x.reshape(-1, x.shape[-1])[:n]
 
 
-class Actor:
+class NumpyActor:
     """The mean action of one run's mixture (or single network)."""
 
     def __init__(self, spec: Spec, arrays: Mapping[str, np.ndarray]) -> None:
@@ -141,14 +141,14 @@ class Actor:
         return sum(combine[:, e, None] * expert(inputs[:, e]) for e, expert in enumerate(self.experts))
 
 
-class Policy:
+class FleetPolicy:
     """The policies of all runs that a worker has environments of; `parts` gives the rows of each run."""
 
     def __init__(self, spec: Spec, arrays: Mapping[str, np.ndarray], parts: Sequence[tuple[int, slice]]) -> None:
         self.parts = []
         for run, rows in parts:
             own = {name: array[run] for name, array in arrays.items()}
-            self.parts.append((rows, own.get("mean"), own.get("var"), Actor(spec, own).forward))
+            self.parts.append((rows, own.get("mean"), own.get("var"), NumpyActor(spec, own).forward))
 
     def __call__(self, obs: Float[np.ndarray, "env obs"]) -> Float[np.ndarray, "env act"]:
         means = []

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from sphere.envs.policy import Spec
-from sphere.nets import Encoded, Explorer, GaussianActor
+from sphere.nets import EncoderTrunk, Explorer, GaussianActor
 from sphere.nets.mlp import MLP, Linear
 from sphere.nets.moe import MoE
 from sphere.nets.routers import DeepSeek, Soft, TopK
@@ -20,7 +20,7 @@ def spec(actor: GaussianActor | Explorer) -> Spec | None:
 
 
 def _spec(trunk: Any) -> Spec | None:
-    if isinstance(trunk, Encoded):
+    if isinstance(trunk, EncoderTrunk):
         return None
     if isinstance(trunk, MLP):
         return Spec("none", trunk.activation)

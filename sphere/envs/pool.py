@@ -21,8 +21,8 @@ from numpy.typing import ArrayLike
 from sphere.envs import worker_path
 from sphere.envs.batch import Region, State, Suite, check_state, streams_of
 from sphere.envs.handles import Worker, WorkerError, anonymous_memory, check_importable, cores, dismiss, extend, start
+from sphere.envs.running_statistics import EpisodeSums
 from sphere.envs.sizes import Sizes
-from sphere.envs.statistics import EpisodeSums
 from sphere.errors import unknown
 
 __all__ = ["Pool", "WorkerError"]
@@ -219,7 +219,7 @@ class Pool(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         self._started = True
         return self._row["obs"].copy()
 
-    # For `sphere.envs.rollouts`, whose workers act by themselves ------------------------------------------------------
+    # For `sphere.envs.rollout_driver`, whose workers act by themselves ------------------------------------------------
 
     def share(self, size: int) -> tuple[Region, mmap.mmap]:
         """More memory that learner and workers share, zeros: where it is in their file, and the learner's view."""

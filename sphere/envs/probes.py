@@ -36,7 +36,7 @@ Actions = Float[np.ndarray, "env act"]
 Vector = Float[np.ndarray, " env"]
 
 
-class Probe(NamedTuple):
+class ProbeTask(NamedTuple):
     """A task: hidden state x [env, x] and time t [env] (steps already taken), all functions batched."""
 
     start: Callable[[np.random.Generator], np.ndarray]
@@ -86,15 +86,15 @@ def _times(matrix: Float[np.ndarray, "i j"], rows: Float[np.ndarray, "*env j"]) 
 
 
 PROBES = {
-    "constant-reward": Probe(_nothing, _state, _one),
-    "observed-reward": Probe(_sign, _state, lambda x, t, action: x[:, 0]),
-    "delayed-reward": Probe(_nothing, _time, lambda x, t, action: (t == 2).astype(float), steps=2),
-    "best-action": Probe(_nothing, _state, lambda x, t, action: 1 - (action[:, 0] - 0.5) ** 2),
-    "observed-action": Probe(
+    "constant-reward": ProbeTask(_nothing, _state, _one),
+    "observed-reward": ProbeTask(_sign, _state, lambda x, t, action: x[:, 0]),
+    "delayed-reward": ProbeTask(_nothing, _time, lambda x, t, action: (t == 2).astype(float), steps=2),
+    "best-action": ProbeTask(_nothing, _state, lambda x, t, action: 1 - (action[:, 0] - 0.5) ** 2),
+    "observed-action": ProbeTask(
         _plane, _state, lambda x, t, action: 1 - ((action - target_action(x)) ** 2).sum(1), action_size=2
     ),
-    "time-limit": Probe(_nothing, _state, _one, steps=LENGTH, terminates=False),
-    "termination": Probe(_nothing, _time, _one, steps=LENGTH),
+    "time-limit": ProbeTask(_nothing, _state, _one, steps=LENGTH, terminates=False),
+    "termination": ProbeTask(_nothing, _time, _one, steps=LENGTH),
 }
 
 # Stride and rotation of the reach tasks' controls: (0, 1) is forward, and forward is where the name says.
@@ -109,7 +109,7 @@ CONTINUAL = tuple(HEADINGS)
 """The tasks of the continual suite in order: one observation, contradicting actions."""
 
 
-def _reach(stride: float, rotation: np.ndarray) -> Probe:
+def _reach(stride: float, rotation: np.ndarray) -> ProbeTask:
     """Bring the position to the goal in the plane; reward - distance, from (position, goal, goal - position).
 
     The controls are rotated by multiples of 90 degrees, so the axes are independent and the greedy action is
@@ -132,7 +132,7 @@ def _reach(stride: float, rotation: np.ndarray) -> Probe:
     def reward(x: Rows, t: Vector, action: Actions) -> Vector:
         return -np.linalg.norm(x[:, 2:] - x[:, :2], axis=1)
 
-    return Probe(start, observe, reward, REACH_STEPS, terminates=False, action_size=2, move=move)
+    return ProbeTask(start, observe, reward, REACH_STEPS, terminates=False, action_size=2, move=move)
 
 
 TASKS = PROBES | {task: _reach(*heading) for task, heading in HEADINGS.items()}

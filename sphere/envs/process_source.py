@@ -11,10 +11,10 @@ import numpy as np
 from sphere import envs
 from sphere.algos.learner import Data, DataSpec
 from sphere.algos.source import Outcomes
+from sphere.envs.collector import Collector, outcomes, steps_by_learner, uniform_actions, unit_noise
 from sphere.envs.frame_log import FrameLog, check_room
-from sphere.envs.player import Player, outcomes, steps_by_learner, uniform_actions, unit_noise
-from sphere.envs.rollouts import Rollouts
-from sphere.envs.statistics import Statistics, seen
+from sphere.envs.rollout_driver import RolloutDriver
+from sphere.envs.running_statistics import Statistics, seen
 from sphere.envs.suite_source import SuiteSource, task_name
 from sphere.nets import Explorer
 
@@ -27,7 +27,7 @@ class EnvironmentSource(SuiteSource):
 
     def opened(self) -> tuple[DataSpec, int]:
         self.pool = self.make_pool(self.envs)
-        self.player = Player(self.pool)
+        self.collector = Collector(self.pool)
         box, sizes = self.pool.single_action_space, self.pool.sizes
         bounds = tuple(box.low.tolist()), tuple(box.high.tolist())
         spec = DataSpec(sizes.observation, len(box.low), *bounds, frames=sizes.frames, numbers=sizes.numbers)
@@ -71,17 +71,8 @@ class EnvironmentSource(SuiteSource):
 
     def sample(self, policy: Any, steps: int, iteration: int) -> tuple[dict[str, Any], Outcomes]:
         """`steps` steps of every environment; `iteration` counts the run's rollouts, for its random numbers."""
-        # drawn for all steps at once: what is left for every step is the mean
         uniform = isinstance(policy, Explorer) and policy.uniform()
-        shape = (steps, self.envs, self.spec.action)
-        drawn = {}
-        if uniform:
-            noise = uniform_actions(self.seeds, iteration, shape, self.spec)
-        else:
-            noise = unit_noise(self.seeds, iteration, shape)
-            drawn = {"noise": noise}
-            noise = noise * policy.spread()[:, None, None]
-        noise = np.moveaxis(noise, 1, 0).reshape(steps, self.pool.num_envs, self.spec.action)
+        noise, drawn = self._noise(policy, steps, iteration, uniform)
         sights = [(self.obs, self.obs)]  # what is seen before each step, and as the successor of the step before
 
         images = FrameLog(self.obs, self.spec.frames, steps, self.horizon) if self.spec.frames else None
@@ -94,7 +85,7 @@ class EnvironmentSource(SuiteSource):
                 cut = self._by_run(rows["truncated"])
                 images.add(self.obs, self._by_run(final), cut | self._by_run(rows["terminated"]), cut)
 
-        rollouts = self.player.follow(policy, self.statistics)
+        rollouts = self.collector.follow(policy, self.statistics)
         if uniform and rollouts is not None:
             rollouts.load(
                 {"centre": np.zeros(1, np.float32), "half": np.zeros(1, np.float32)}
@@ -105,17 +96,7 @@ class EnvironmentSource(SuiteSource):
             log, finished = rollouts.run(steps, noise)
         else:
             log, finished = rollouts.run(steps, noise, after=partial(self._publish, rollouts, after))
-        obs: Any
-        next_obs: Any
-        if images is not None:
-            obs, next_obs = images.frames, None
-        elif len(sights) > 1:
-            obs, next_obs = (np.stack(side, axis=1) for side in zip(*sights, strict=True))
-            obs, next_obs = obs[:, :-1], next_obs[:, 1:]
-        else:
-            next_obs, shown = self._over_time(log["final_obs"]), self._over_time(log["obs"])
-            obs = np.concatenate([self.obs[:, None], shown[:, :-1]], axis=1)
-            self.obs = shown[:, -1].copy()
+        obs, next_obs = (images.frames, None) if images is not None else self._observations(log, sights)
         action, reward, terminated, truncated = (
             self._over_time(log[name]) for name in ("action", "reward", "terminated", "truncated")
         )
@@ -130,12 +111,35 @@ class EnvironmentSource(SuiteSource):
         }
         return data, outcomes(finished, self.envs)
 
+    def _noise(self, policy: Any, steps: int, iteration: int, uniform: bool) -> tuple[np.ndarray, dict[str, Any]]:
+        """What is added to the means, or uniform actions, and what of it a learner may ask for. Drawn for all steps
+        at once: what is left for every step is the mean."""
+        shape, drawn = (steps, self.envs, self.spec.action), {}
+        if uniform:
+            noise = uniform_actions(self.seeds, iteration, shape, self.spec)
+        else:
+            noise = unit_noise(self.seeds, iteration, shape)
+            drawn = {"noise": noise}
+            noise = noise * policy.spread()[:, None, None]
+        return np.moveaxis(noise, 1, 0).reshape(steps, self.pool.num_envs, self.spec.action), drawn
+
+    def _observations(self, log: np.ndarray, sights: list[tuple[np.ndarray, np.ndarray]]) -> tuple[Any, Any]:
+        """Before every step and after it, [run, time, env, ...], as networks saw them or as the pool has logged
+        them."""
+        if len(sights) > 1:
+            obs, next_obs = (np.stack(side, axis=1) for side in zip(*sights, strict=True))
+            return obs[:, :-1], next_obs[:, 1:]
+        next_obs, shown = self._over_time(log["final_obs"]), self._over_time(log["obs"])
+        obs = np.concatenate([self.obs[:, None], shown[:, :-1]], axis=1)
+        self.obs = shown[:, -1].copy()
+        return obs, next_obs
+
     def _over_time(self, column: np.ndarray) -> np.ndarray:
         """[time, run x env, ...] as [run, time, env, ...], a copy: the next rollout is written over its source."""
         apart = column.reshape(len(column), self.runs, self.envs, *column.shape[2:])
         return np.ascontiguousarray(np.moveaxis(apart, 1, 0))
 
-    def _publish(self, rollouts: Rollouts, after: Callable[..., None], rows: np.ndarray) -> None:
+    def _publish(self, rollouts: RolloutDriver, after: Callable[..., None], rows: np.ndarray) -> None:
         after(rows, rows["obs"], rows["final_obs"])
         if self.statistics is not None:
             rollouts.load({"mean": self.statistics.mean, "var": self.statistics.var})

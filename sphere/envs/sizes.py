@@ -17,7 +17,7 @@ class Sizes(NamedTuple):
     frames: int = 0
     """Images that an observation is a stack of; 0: it is no image."""
     numbers: int = 0
-    """Numbers beside an image, in the bytes of a row below it (`sphere.envs.frames`)."""
+    """Numbers beside an image, in the bytes of a row below it (`sphere.envs.frame_stack`)."""
     drawn: tuple[int, int, int] = (0, 0, 0)
     """Where the learner draws from poses: pixels of a side, frames and numbers of an observation."""
 

@@ -11,14 +11,14 @@ from sphere import envs
 from sphere.algos.learner import DataSpec
 from sphere.algos.source import Outcomes, States, Wanted
 from sphere.envs import worker_path
+from sphere.envs.collector import Collector
 from sphere.envs.frame_log import sampled
-from sphere.envs.player import Player
 from sphere.envs.pool import Pool
-from sphere.envs.statistics import Statistics, standardised
+from sphere.envs.running_statistics import Statistics, standardised
 from sphere.envs.turns import Turns
 
 if TYPE_CHECKING:
-    from sphere.envs.source import Environments
+    from sphere.envs.environments import Environments
 
 
 def task_name(task: str) -> str:
@@ -35,7 +35,7 @@ class SuiteSource:
     workers: int | None
     turns: Turns
     heldout: np.ndarray | None = None
-    evaluation: Player | None = None
+    evaluation: Collector | None = None
     """Its environments for evaluation, once they are needed."""
     done: int = 0
     """Its iterations before the present one: the source that is furthest behind goes first."""
@@ -81,7 +81,7 @@ class SuiteSource:
 
     def evaluate(self, policy: Any, task: str) -> Outcomes:
         if self.evaluation is None:
-            self.evaluation = Player(self.make_pool(self.wanted.episodes))
+            self.evaluation = Collector(self.make_pool(self.wanted.episodes))
         policy = jax.block_until_ready(policy)
         with self.turns.taken(self.done):
             return self.evaluation.evaluate(policy, task_name(task), self.run_seeds, self.statistics)

@@ -45,7 +45,7 @@ class Worlds(Protocol):
         """State, reward, terminated and success after one step of all, without autoreset. Actions lie in their box."""
 
 
-class Running(NamedTuple):
+class WorldState(NamedTuple):
     """Worlds in the middle of their episodes: all that the future depends on."""
 
     stream: UInt32[Any, "world words"]
@@ -70,7 +70,7 @@ class Ended(NamedTuple):
     """It ended because its numbers were no longer finite."""
 
 
-class Moved(NamedTuple):
+class TimeStep(NamedTuple):
     """What one step gives."""
 
     obs: Float[Array, "world obs"]
@@ -98,16 +98,16 @@ def streams(seeds: UInt32[Any, " run"], purpose: int, task: str, envs: int) -> U
 
 def start(
     worlds: Worlds, stream: UInt32[Any, "world words"], episode: Int[Any, " world"]
-) -> tuple[Running, Float[Array, "world obs"]]:
+) -> tuple[WorldState, Float[Array, "world obs"]]:
     """Begin these episodes everywhere: worlds, and their first observations."""
     stream, episode, count = jnp.asarray(stream), jnp.asarray(episode, jnp.int32), len(stream)
     state = worlds.reset(_keys(stream, episode))
     nothing = jnp.zeros(count, jnp.int32), jnp.zeros(count), jnp.zeros(count, bool)
-    running = Running(stream, episode, *nothing, state)
+    running = WorldState(stream, episode, *nothing, state)
     return running, worlds.observe(state)
 
 
-def step(worlds: Worlds, running: Running, action: Float[Array, "world act"]) -> tuple[Running, Moved]:
+def step(worlds: Worlds, running: WorldState, action: Float[Array, "world act"]) -> tuple[WorldState, TimeStep]:
     """One step everywhere; actions are cut to their box. Where an episode ends, the next one starts in the same step.
 
     A world whose numbers are not finite any more ends its episode there: with reward 0, and with the observation before
@@ -129,7 +129,7 @@ def step(worlds: Worlds, running: Running, action: Float[Array, "world act"]) ->
     ended = Ended(done, returned, elapsed, success_once, success, ~finite)
     episode = running.episode + done
     state = _where(done, worlds.reset(_keys(running.stream, episode)), state)
-    after = Running(
+    after = WorldState(
         running.stream,
         episode,
         jnp.where(done, 0, elapsed),
@@ -138,16 +138,16 @@ def step(worlds: Worlds, running: Running, action: Float[Array, "world act"]) ->
         state,
     )
     obs = jnp.where(done[:, None], worlds.observe(state), final_obs)
-    return after, Moved(obs, final_obs, reward, terminated, truncated, success, ended)
+    return after, TimeStep(obs, final_obs, reward, terminated, truncated, success, ended)
 
 
-def captured(running: Running) -> dict[str, np.ndarray]:
+def captured(running: WorldState) -> dict[str, np.ndarray]:
     """On the host, as arrays by name with a row per world."""
     leaves = jax.tree_util.tree_leaves_with_path(jax.device_get(running))
     return {jax.tree_util.keystr(path, simple=True, separator="."): np.asarray(leaf) for path, leaf in leaves}
 
 
-def restored(like: Running, state: Mapping[str, np.ndarray]) -> Running:
+def restored(like: WorldState, state: Mapping[str, np.ndarray]) -> WorldState:
     """Worlds as they were captured; `like`: worlds of the same task and number."""
     check_state(state, captured(like))
     return jax.tree.unflatten(jax.tree.structure(like), [jnp.asarray(state[name]) for name in captured(like)])

@@ -14,26 +14,26 @@ from numpy.typing import ArrayLike
 
 from sphere.algos.state import RESET
 from sphere.envs import simulators, worlds
-from sphere.envs.worlds import Moved, Running, Worlds
+from sphere.envs.worlds import TimeStep, Worlds, WorldState
 
 
 class Functions(NamedTuple):
     """Pure, for `jit`, `vmap` over policies, and `scan`."""
 
-    reset: Callable[[Any], tuple[Running, Float[Array, "world obs"]]]
+    reset: Callable[[Any], tuple[WorldState, Float[Array, "world obs"]]]
     """Of a seed: worlds at the start of their first episodes, and what is observed."""
-    step: Callable[[Running, Float[Array, "world act"]], tuple[Running, Moved]]
+    step: Callable[[WorldState, Float[Array, "world act"]], tuple[WorldState, TimeStep]]
     """Worlds after one action each. Where an episode ends the next one has begun."""
 
 
 def functions(name: str, num_envs: int, settings: Mapping[str, Any]) -> Functions:
     made = simulators.make(name, num_envs, settings)
 
-    def reset(seed: Any) -> tuple[Running, Array]:
+    def reset(seed: Any) -> tuple[WorldState, Array]:
         stream = worlds.streams(jnp.asarray(seed, jnp.uint32).reshape(1), RESET, name, num_envs)
         return worlds.start(made, stream, jnp.zeros(num_envs, jnp.int32))
 
-    def step(running: Running, action: Array) -> tuple[Running, Moved]:
+    def step(running: WorldState, action: Array) -> tuple[WorldState, TimeStep]:
         return worlds.step(made, running, action)
 
     return Functions(reset, step)
@@ -57,7 +57,7 @@ class WorldsEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
-        self.running: Running | None = None
+        self.running: WorldState | None = None
         self._start = jax.jit(lambda stream, episode: worlds.start(made, stream, episode))
         self._step = jax.jit(lambda running, action: worlds.step(made, running, action))
 

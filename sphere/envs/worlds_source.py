@@ -17,16 +17,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from sphere.algos.fleet import EXACT
 from sphere.algos.learner import Data, DataSpec
+from sphere.algos.rows import EXACT
 from sphere.algos.source import Outcomes
-from sphere.algos.state import ACT, RESET, RESET_EVALUATION
+from sphere.algos.state import ACT, RESET, RESET_EVALUATION, key_of
 from sphere.envs import simulators, worlds
-from sphere.envs.player import COLUMNS
+from sphere.envs.collector import COLUMNS
 from sphere.envs.policy import CLIP, EPSILON
-from sphere.envs.statistics import Statistics
+from sphere.envs.running_statistics import Statistics
 from sphere.envs.suite_source import SuiteSource
-from sphere.envs.worlds import Ended, Running, Worlds
+from sphere.envs.worlds import Ended, Worlds, WorldState
 from sphere.nets import Explorer
 
 GPU_COLUMNS = tuple(f"gpu_{name}" for name in COLUMNS)
@@ -71,7 +71,7 @@ def noise(made: Worlds, uniform: bool, seeds: Any, iteration: Any, shape: tuple[
     the box."""
 
     def one(seed: Array) -> Array:
-        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), ACT), iteration)
+        key = key_of(seed, ACT, iteration)
         if not uniform:
             return jax.random.normal(key, shape)
         low, high = (jnp.asarray(bound, jnp.float32)[None, None] for bound in (made.action_low, made.action_high))
@@ -86,13 +86,13 @@ def rollout(
     steps: int,
     uniform: bool,
     policy: Any,
-    running: Running,
+    running: WorldState,
     obs: Float[Array, "run env obs"],
     base: Moments | None,
     spread: Float[Array, "run act"],
     seeds: Array,
     iteration: Array,
-) -> tuple[Running, Array, dict[str, Array], Ended, Moments | None]:
+) -> tuple[WorldState, Array, dict[str, Array], Ended, Moments | None]:
     """`steps` steps everywhere: worlds and observations after them, the data [run, time, env, ...], the episodes that
     ended [time, world], and the moments of what was observed. `base`: those of before, None where none are kept."""
     runs, envs = obs.shape[:2]
@@ -102,7 +102,7 @@ def rollout(
     def by_run(rows: Array) -> Array:
         return rows.reshape(runs, envs, *rows.shape[1:])
 
-    def one(carry: tuple[Running, Array, Moments | None], added: Array) -> tuple[Any, Any]:
+    def one(carry: tuple[WorldState, Array, Moments | None], added: Array) -> tuple[Any, Any]:
         running, obs, found = carry
         action = added if uniform else acting(policy, obs) + spread[:, None] * added
         running, moved = worlds.step(made, running, action.reshape(-1, action.shape[-1]))
@@ -133,7 +133,7 @@ def episodes(made: Worlds, policy: Any, stream: Array, base: Moments | None) -> 
     runs = len(jax.tree.leaves(policy)[0])
     running, raw = worlds.start(made, stream, jnp.zeros(len(stream), jnp.int32))
 
-    def one(carry: tuple[Running, Array, Ended]) -> tuple[Running, Array, Ended]:
+    def one(carry: tuple[WorldState, Array, Ended]) -> tuple[WorldState, Array, Ended]:
         running, raw, first = carry
         obs = raw.reshape(runs, -1, raw.shape[-1])
         action = acting(policy, obs if base is None else normalised(obs, base))
@@ -149,7 +149,7 @@ def episodes(made: Worlds, policy: Any, stream: Array, base: Moments | None) -> 
 
 
 @partial(jax.jit, static_argnums=0, compiler_options=EXACT)
-def started(made: Worlds, stream: Array, episode: Array) -> tuple[Running, Array]:
+def started(made: Worlds, stream: Array, episode: Array) -> tuple[WorldState, Array]:
     return worlds.start(made, stream, episode)
 
 
@@ -162,7 +162,7 @@ def columns(ended: Ended, rows: Any) -> dict[str, np.ndarray]:
 class WorldsSource(SuiteSource):
     """The worlds of a group of runs on the device that learns."""
 
-    running: Any = None  # Running, from the first task on
+    running: Any = None  # WorldState, from the first task on
     obs: Any = field(init=False)  # [run, env, obs], normalised if statistics are kept
 
     def opened(self) -> tuple[DataSpec, int]:

@@ -10,7 +10,7 @@ from sphere.report.comparison_tables import paper_cell
 from sphere.report.run import Run
 from sphere.report.scores import Scores
 from sphere.report.statistics import deviation, mean_std
-from sphere.report.tables import Cell, Measured, Table
+from sphere.report.tables import Cell, MeanStd, Table
 
 AVERAGE = (
     "Mean and standard deviation over runs of the success right after each task's own training, averaged over tasks."
@@ -48,17 +48,17 @@ def success_table(found: Found, name: str, title: str, source: str, labels: Sequ
     return beside_paper(name, title, source, ours, AVERAGE)
 
 
-def success(scores: Scores | None) -> Measured | None:
-    return None if scores is None else Measured(*mean_std(scores))
+def success(scores: Scores | None) -> MeanStd | None:
+    return None if scores is None else MeanStd(*mean_std(scores))
 
 
-def value_at(runs: Sequence[Run], metric: str, place: int) -> Measured | None:
+def value_at(runs: Sequence[Run], metric: str, place: int) -> MeanStd | None:
     """Of one evaluation of each run (0: the first): mean and deviation over the runs that have a number there."""
     found = [float(run.curve.values[metric][place]) for run in runs if len(run.curve.values.get(metric, ()))]
     known = np.array([value for value in found if np.isfinite(value)])
-    return Measured(float(np.mean(known)), deviation(known)) if known.size else None
+    return MeanStd(float(np.mean(known)), deviation(known)) if known.size else None
 
 
-def last_value(runs: Sequence[Run], metric: str) -> Measured | None:
+def last_value(runs: Sequence[Run], metric: str) -> MeanStd | None:
     """At the end of training, of the runs that have finished."""
     return value_at([run for run in runs if run.finished], metric, -1)

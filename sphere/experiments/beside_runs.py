@@ -10,17 +10,17 @@ import numpy as np
 from sphere.experiments.arms import PAIR
 from sphere.experiments.claim import Claim
 from sphere.experiments.experiment import Experiment, Found
-from sphere.experiments.records import Archive, differences, in_words
+from sphere.experiments.matching import Archive, differences, in_words
 from sphere.experiments.verdicts import decide
 from sphere.report import paper
 from sphere.report.comparison_tables import with_bounds
-from sphere.report.labels import short
+from sphere.report.names import short
 from sphere.report.predictors import early_predictors
 from sphere.report.run import Run
 from sphere.report.scores import Scores, own_episodes
 from sphere.report.statistics import deviation, ratio
-from sphere.report.tables import Cell, Measured, Table, digits
-from sphere.storage.reader import Record
+from sphere.report.tables import Cell, MeanStd, Table, digits
+from sphere.storage.reader import RunContents
 from sphere.training.progress import plural
 
 NETWORKS = {
@@ -45,14 +45,14 @@ def networks_tables(found: Found) -> list[Table]:
     return made
 
 
-def _at_end(runs: Sequence[Run], metric: str, index: int) -> Measured | None:
+def _at_end(runs: Sequence[Run], metric: str, index: int) -> MeanStd | None:
     values = []
     for run in runs:
         place = np.flatnonzero(run.curve.step == run.task_steps * (index + 1))
         if metric in run.curve.values and place.size:
             values.append(run.curve.values[metric][place[0]])
     known = np.array([value for value in values if np.isfinite(value)])
-    return Measured(float(np.mean(known)), deviation(known)) if known.size else None
+    return MeanStd(float(np.mean(known)), deviation(known)) if known.size else None
 
 
 SINCE = 3
@@ -177,7 +177,7 @@ def beside_lines(
     return lines
 
 
-def _successes(found: Sequence[Record]) -> str:
+def _successes(found: Sequence[RunContents]) -> str:
     words = []
     tasks = max((record.config["settings"]["tasks"] for record in found), key=len)
     for index, task in enumerate(tasks):

@@ -8,7 +8,7 @@ from sphere.experiments.experiment import Experiment, Found, Results
 from sphere.report.comparison_tables import against_table, average_table, continual_table, per_task_table
 from sphere.report.scores import Scores, final_scores
 from sphere.report.statistics import iqm, iqr
-from sphere.report.tables import Cell, Measured
+from sphere.report.tables import Cell, MeanStd
 
 PROTOCOLS = {"crl": "one agent through all tasks", "rl": "every task from scratch"}
 
@@ -63,7 +63,7 @@ def ten_seeds() -> Experiment:
     def numbers(scores: Scores | None) -> dict[str, Cell]:
         if scores is None:
             return {}
-        return {"mean": success(scores), "IQM": Measured(iqm(scores)), "IQR": Measured(iqr(scores))}
+        return {"mean": success(scores), "IQM": MeanStd(iqm(scores)), "IQR": MeanStd(iqr(scores))}
 
     def results(found: Found) -> Results:
         rows = {

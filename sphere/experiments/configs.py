@@ -13,7 +13,7 @@ from sphere.choices import method_name, tenfold, with_actor, with_learner, with_
 from sphere.experiments.arms import Arm
 from sphere.experiments.experiment import Scale
 from sphere.presets import preset
-from sphere.report.labels import number
+from sphere.report.names import number
 from sphere.storage.files import flatten
 from sphere.storage.fleet_directory import UNIMPORTANT
 from sphere.training.progress import plural

@@ -16,7 +16,7 @@ from sphere.experiments.snapshots import by_batch
 from sphere.nets import output_signals
 from sphere.report import paper
 from sphere.report.comparison_tables import paper_cell
-from sphere.report.tables import Cell, Measured, Table
+from sphere.report.tables import Cell, MeanStd, Table
 from sphere.spectrum import effective_rank_spsd
 
 Points = Mapping[str, tuple[np.ndarray, np.ndarray]]
@@ -83,7 +83,7 @@ def correlation(
             }
         numbers = {label: _compared(*xy, logarithmic) for label, xy in points.items()}
         rows: list[list[Cell]] = [
-            [label, str(len(x)), Measured(pearson(x, y)), paper_cell(paper.QUOTED[quoted])]
+            [label, str(len(x)), MeanStd(pearson(x, y)), paper_cell(paper.QUOTED[quoted])]
             for label, (x, y) in numbers.items()
         ]
         table = Table(name, title, ("", "points", "Pearson", "paper"), rows, note)

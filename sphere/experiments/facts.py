@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from sphere.errors import unknown
-from sphere.report.labels import short
+from sphere.report.names import short
 from sphere.report.tables import digits
 from sphere.storage.run_directory import read_events
 

@@ -12,8 +12,8 @@ from sphere.experiments.arms import METHODS, PAIR, Arm, methods
 from sphere.experiments.experiment import Experiment, Found, Results
 from sphere.experiments.snapshots import Snapshot, batch_size, first_snapshots, snapshot
 from sphere.nets import parameter_count
-from sphere.report.labels import short
-from sphere.report.tables import Cell, Measured, Table
+from sphere.report.names import short
+from sphere.report.tables import Cell, MeanStd, Table
 from sphere.spectrum import effective_rank
 from sphere.variants import feature_blocks
 
@@ -41,7 +41,7 @@ def gate_results(found: Found) -> Results:
             cosines[label] = float(block_cosine(gate, expert))
             bound = gate_expert_decoupling(gate, expert, 2 * len(gate))
         sizes = [parameter_count(part) for part in (one.actor.trunk.router, one.actor.trunk.experts)]
-        numbers = [Measured(v) for v in (cosines[label], float(bound.left), float(bound.right))]
+        numbers = [MeanStd(v) for v in (cosines[label], float(bound.left), float(bound.right))]
         rows.append([label, *numbers, *(f"{n:,}" for n in sizes)])
     note = "On rollout states of one checkpoint, the first seed of each method."
     table = Table("gate-expert", GATE_TITLE, GATE_COLUMNS, rows, note)
@@ -94,7 +94,7 @@ def tsne_results(found: Found) -> Results:
                 mine[f"after {short(run.tasks[-1])}"] = weighted_features(one)
     columns = list(dict.fromkeys(name for mine in panels.values() for name in mine))
     rows: list[list[Cell]] = [
-        [label, *(Measured(float(effective_rank(jnp.asarray(mine[c])))) if c in mine else None for c in columns)]
+        [label, *(MeanStd(float(effective_rank(jnp.asarray(mine[c])))) if c in mine else None for c in columns)]
         for label, mine in panels.items()
     ]
     table = Table("tsne", TSNE_TITLE, ("", *columns), rows, TSNE_NOTE)

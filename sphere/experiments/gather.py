@@ -24,22 +24,22 @@ from sphere.storage import run_directory
 from sphere.training.settings import FleetConfig
 
 
-class Wanted(NamedTuple):
+class WantedRuns(NamedTuple):
     """Runs of an arm at one scale; under RL those of one task."""
 
     label: str
     config: FleetConfig
 
 
-def wanted(experiment: Experiment, scale: Scale, seeds: Sequence[int] | None = None) -> list[Wanted]:
+def wanted(experiment: Experiment, scale: Scale, seeds: Sequence[int] | None = None) -> list[WantedRuns]:
     number = experiment.seeds if scale == "paper" else min(experiment.seeds, SEEDS[scale])
     chosen = tuple(seeds) if seeds else tuple(range(number))
-    found: dict[str, Wanted] = {}
+    found: dict[str, WantedRuns] = {}
     for arm in experiment.arms:
         whole = at_scale(config_of(arm), scale, chosen)
         # smoke: nearly all of the time goes into compiling, which every fleet does for itself
         for config in [whole] if scale == "smoke" else by_task(whole):
-            known = found.setdefault(identity_of(config), Wanted(arm.label, config))
+            known = found.setdefault(identity_of(config), WantedRuns(arm.label, config))
             if known.label != arm.label:
                 raise ValueError(
                     f"{known.label} and {arm.label} are the same runs at scale {scale}; use one label for them"

@@ -10,7 +10,7 @@ from sphere.experiments.paper_items import labels
 from sphere.report import paper
 from sphere.report.comparison_tables import paper_cell, with_bounds
 from sphere.report.summary import averages
-from sphere.report.tables import Cell, Measured, Table
+from sphere.report.tables import Cell, MeanStd, Table
 
 MOST_COLUMNS = 4
 
@@ -60,7 +60,7 @@ def narrow(table: Table) -> list[Table]:
 
 
 def _empty(cell: Cell) -> bool:
-    return cell is None or (isinstance(cell, Measured) and math.isnan(cell.mean))
+    return cell is None or (isinstance(cell, MeanStd) and math.isnan(cell.mean))
 
 
 def level_table(found: Found) -> Table:

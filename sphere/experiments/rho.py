@@ -12,7 +12,7 @@ from sphere.report.comparison_tables import paper_cell
 from sphere.report.paper import QUOTED, TABLES, Printed
 from sphere.report.predictors import BLOCK, Series, best_lag, lagged_correlations, predict_one_step
 from sphere.report.statistics import mean_std
-from sphere.report.tables import Cell, Measured, Table
+from sphere.report.tables import Cell, MeanStd, Table
 from sphere.training.progress import plural
 
 # How strong should the penalty be? Success against rho.
@@ -33,7 +33,7 @@ def sweep_results(found: Found) -> Results:
     from sphere.report.figures import curves
 
     rows: list[list[Cell]] = [
-        [label, success(found.scores(label)) or Measured(float("nan")), paper_cell(THEIRS.get(label))]
+        [label, success(found.scores(label)) or MeanStd(float("nan")), paper_cell(THEIRS.get(label))]
         for label in (*SWEEP, ON_METAWORLD)
     ]
     table = Table("rho-sweep", SWEEP_TITLE, ("HumanoidBench unless said otherwise", "success", "paper"), rows, AVERAGE)
@@ -84,12 +84,12 @@ def lead_results(found: Found) -> Results:
         return Results()
     correlations = lagged_correlations(*pair, LAGS)
     best, prediction = best_lag(correlations), predict_one_step(*pair)
-    nothing = Measured(float("nan"))
+    nothing = MeanStd(float("nan"))
     ours: dict[str, Cell] = {
         "lead-lag: best lag": nothing if best is None else str(best),
-        "lead-lag: Pearson at the best lag": nothing if best is None else Measured(correlations[best]),
-        "one-step regression: standardised coefficient": Measured(prediction.coefficient) if prediction else nothing,
-        "one-step regression: p(beta <= 0)": Measured(prediction.not_positive) if prediction else nothing,
+        "lead-lag: Pearson at the best lag": nothing if best is None else MeanStd(correlations[best]),
+        "one-step regression: standardised coefficient": MeanStd(prediction.coefficient) if prediction else nothing,
+        "one-step regression: p(beta <= 0)": MeanStd(prediction.not_positive) if prediction else nothing,
     }
     theirs: dict[str, Cell] = {name: paper_cell(QUOTED[name]) for name in ours} | {"lead-lag: best lag": "10"}
     rows: list[list[Cell]] = [[name, value, theirs[name]] for name, value in ours.items()]

@@ -6,7 +6,7 @@ from sphere.experiments.arms import Arm
 from sphere.experiments.beside_paper import beside_paper
 from sphere.experiments.experiment import Experiment, Found, Results
 from sphere.report.run import Run
-from sphere.report.tables import Measured
+from sphere.report.tables import MeanStd
 from sphere.storage import run_directory
 
 TITLE = "Hours per task against the number of experts, HumanoidBench"
@@ -44,7 +44,7 @@ def hours_per_task(run: Run) -> float:
 def results(found: Found) -> Results:
     rows = {
         label: {
-            f"E={experts}": Measured(float(np.mean(times)))
+            f"E={experts}": MeanStd(float(np.mean(times)))
             for experts in EXPERTS
             if (times := [hours_per_task(run) for run in found.runs(f"{label}, E={experts}")])
         }

@@ -7,7 +7,7 @@ from sphere.experiments.beside_paper import beside_paper, last_value, success
 from sphere.experiments.experiment import Experiment, Found, Results
 from sphere.report.run import Run
 from sphere.report.statistics import deviation
-from sphere.report.tables import Measured
+from sphere.report.tables import MeanStd
 
 PAIR = {"Fine-tune": "none", "SPHERE": "sphere"}
 """The paper's rows, and the method of each."""
@@ -21,7 +21,7 @@ NOTE = (
 )
 
 
-def column(runs: Sequence[Run], name: str) -> Measured | None:
+def column(runs: Sequence[Run], name: str) -> MeanStd | None:
     """Mean over tasks of a column of outcomes at the end of each task, over the runs that have finished."""
     import numpy as np
 
@@ -31,7 +31,7 @@ def column(runs: Sequence[Run], name: str) -> Measured | None:
         if run.finished and values is not None and len(values):
             found.append(float(np.nanmean(values)))
     each = np.array(found)
-    return Measured(float(np.mean(each)), deviation(each)) if each.size else None
+    return MeanStd(float(np.mean(each)), deviation(each)) if each.size else None
 
 
 def stream(title: str, source: str, arms: Sequence[Arm], score: str, seeds: int = 5) -> Experiment:

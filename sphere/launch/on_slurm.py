@@ -12,7 +12,7 @@ CPUS = 8
 REQUEUES = 1000
 
 
-class Work:
+class SlurmTask:
     """What a job runs. submitit calls `checkpoint` when Slurm is about to end the job."""
 
     def __call__(self, job: Job) -> None:
@@ -43,4 +43,4 @@ def submit(jobs: Sequence[Job], resources: Resources, folder: Path, cluster: str
     if resources.partition:
         options["slurm_partition"] = resources.partition
     executor.update_parameters(**options)
-    return executor.map_array(Work(), [Job(job.config, job.directory.resolve()) for job in jobs])
+    return executor.map_array(SlurmTask(), [Job(job.config, job.directory.resolve()) for job in jobs])

@@ -170,18 +170,18 @@ def overrides(method: Method, hook: str) -> bool:
     return getattr(type(method), hook) is not getattr(Method, hook)
 
 
-def check_numbers(methods: tuple[Method, ...]) -> None:
-    """Refuse settings that are no numbers where numbers are wanted."""
+def check_together(methods: tuple[Method, ...]) -> None:
+    """Refuse settings that are no numbers where numbers are wanted, and methods that exclude each other."""
     for method in methods:
         if dataclasses.is_dataclass(method):
             in_range(method, {}, f"{method.name}.")
+    balancing = [method.name for method in methods if overrides(method, "gradient")]
+    if len(balancing) > 1:
+        raise ValueError(f"{' and '.join(balancing)} both weigh their loss by gradients; choose one")
 
 
 def check_methods(methods: tuple[Method, ...], nets: Mapping[Role, NetConfig]) -> None:
     """Refuse methods that exclude each other or could have no effect on these networks."""
-    check_numbers(methods)
-    balancing = [method.name for method in methods if overrides(method, "gradient")]
-    if len(balancing) > 1:
-        raise ValueError(f"{' and '.join(balancing)} both weigh their loss by gradients; choose one")
+    check_together(methods)
     for method in methods:
         method.check(nets)

@@ -1,7 +1,7 @@
 """Networks as values: `net(x, taps=None) -> (output, trace)`. See `trace.py` for taps and traces."""
 
 from sphere.nets.build import NetConfig, build, parameter_count, widened, with_temperature
-from sphere.nets.encoders import Encoded
+from sphere.nets.encoders import EncoderTrunk
 from sphere.nets.heads import DeterministicActor, Explorer, Gaussian, GaussianActor, Logits, Trunk, TwinQ, Value
 from sphere.nets.mlp import MLP, LayerNorm, Linear
 from sphere.nets.moe import MoE, with_compute
@@ -24,7 +24,7 @@ __all__ = [
     "MLP",
     "DeepSeek",
     "DeterministicActor",
-    "Encoded",
+    "EncoderTrunk",
     "ExpertChoice",
     "Explorer",
     "Gaussian",

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from sphere.errors import UserError, in_range
-from sphere.nets.encoders import Encoded, EncoderName, build_encoder
+from sphere.nets.encoders import EncoderName, EncoderTrunk, build_encoder
 from sphere.nets.mlp import DEEPEST, MLP
 from sphere.nets.moe import Compute, MoE
 from sphere.nets.routers import DeepSeek, ExpertChoice, LinearGate, Soft, TopK
@@ -72,7 +72,7 @@ def build(
     key: PRNGKeyArray,
     vocabulary: int = 0,
     numbers: int = 0,
-) -> MLP | MoE | Transformer | Encoded:
+) -> MLP | MoE | Transformer | EncoderTrunk:
     """A trunk from `inner` inputs, or inputs of that shape, to `outer` outputs. The gate of a mixture has the hidden
     shape of an expert. `vocabulary`: a Transformer reads ids below it; 0: it reads an image. `numbers`: of an image of
     bytes, those beside every frame."""
@@ -92,10 +92,10 @@ def build(
 
 
 @eqx.filter_jit
-def _encoded(config: NetConfig, shape: tuple[int, ...], outer: int, numbers: int, key: PRNGKeyArray) -> Encoded:
+def _encoded(config: NetConfig, shape: tuple[int, ...], outer: int, numbers: int, key: PRNGKeyArray) -> EncoderTrunk:
     one, two = jax.random.split(key)
     encoder = build_encoder(str(config.encoder), shape, numbers, key=one)
-    return Encoded(encoder, _build(config, encoder.features, outer, 0, two))  # type: ignore[arg-type]
+    return EncoderTrunk(encoder, _build(config, encoder.features, outer, 0, two))  # type: ignore[arg-type]
 
 
 @eqx.filter_jit  # one compilation instead of one per initialiser and shape: a second instead of ten

@@ -3,7 +3,7 @@
 *Dense*: every expert sees every sample; the bank is [experts, n, ·]. Few, large products: best on a GPU with few
 experts. *Grouped*: tokens are sorted by expert into blocks of equal size, each block meets a copy of its expert's
 parameters, and work follows K and not E; the bank is [blocks, block, ·]. Where a CPU has many tokens for each expert,
-blocks are larger and go through a loop without copies (`blocks.py`).
+blocks are larger and go through a loop without copies (`block_loop.py`).
 
 Outputs, gradients and traces are the same up to rounding, and each way is the other's test. `pick_compute` in
 `moe.py` takes one: dense unless it wastes more than the sorting costs. On a GPU, where products are cheap, only the
@@ -21,7 +21,7 @@ from jaxtyping import Array, Int
 from sphere.nets.mlp import transpose_kernel
 
 
-class Blocks(NamedTuple):
+class BlockOwners(NamedTuple):
     owner: Int[Array, " blocks"]
     """The expert of each."""
     used: Int[Array, ""]
@@ -39,7 +39,7 @@ class Dispatch(NamedTuple):
     """Bank rows -> [n, slots, d]; for what entered once per sample, a view per slot."""
     parameters: Callable[[Any], Any]
     """The bank's parameters, from the experts'."""
-    blocks: Blocks | None = None
+    blocks: BlockOwners | None = None
     """Grouped."""
 
 
@@ -134,4 +134,4 @@ def grouped(expert: Int[Array, "n slots"], num_experts: int, max_tokens: int, mo
     def parameters(experts: Any) -> Any:
         return jax.tree.map(copies, experts)
 
-    return Dispatch(enter, to_bank, to_slots, parameters, Blocks(block_expert, end[-1]))
+    return Dispatch(enter, to_bank, to_slots, parameters, BlockOwners(block_expert, end[-1]))

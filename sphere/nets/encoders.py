@@ -138,7 +138,7 @@ class Basic(eqx.Module):
 
 
 class Encoder(eqx.Module):
-    """What all have in common: an image of bytes, perhaps with numbers in a row below it (`sphere.envs.frames`)."""
+    """What all have in common: an image of bytes, perhaps with numbers below it (`sphere.envs.frame_stack`)."""
 
     input_shape: tuple[int, ...] = eqx.field(static=True)
     numbers: int = eqx.field(static=True)
@@ -242,7 +242,7 @@ def build_encoder(name: str, shape: tuple[int, ...], numbers: int, *, key: PRNGK
     return kind(shape, numbers, key=key)  # type: ignore[call-arg]
 
 
-class Encoded(eqx.Module):
+class EncoderTrunk(eqx.Module):
     """An encoder, then a network on its features."""
 
     encoder: Any

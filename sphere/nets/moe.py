@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from sphere.checks import checked
 from sphere.nets import dispatch
-from sphere.nets.blocks import forward_in_blocks
+from sphere.nets.block_loop import forward_in_blocks
 from sphere.nets.mlp import MLP, readable
 from sphere.nets.routers import DeepSeek, ExpertChoice, Soft, TopK, without_padding
 from sphere.nets.trace import Mixture, Recorder, Trace

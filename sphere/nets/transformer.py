@@ -80,7 +80,7 @@ class Lookup(eqx.Module):
         return record("lookup", ids[:, None].astype(self.table.dtype), self.table[ids], False)
 
 
-class Words(eqx.Module):
+class WordEmbedding(eqx.Module):
     """Texts as rows of ids, 0 for padding; ids may come as real numbers."""
 
     words: Lookup
@@ -230,7 +230,7 @@ class Transformer(eqx.Module):
     """Embedding and positions, blocks, LayerNorm if that is not the blocks' last, the mean over tokens, a linear
     head."""
 
-    embed: Words | Patches
+    embed: WordEmbedding | Patches
     positions: Lookup
     blocks: tuple[Block, ...]
     norm: LayerNorm | None
@@ -278,9 +278,9 @@ def build_transformer(
 ) -> Transformer:
     """`inner`: ids of a text (with a vocabulary of so many) or numbers of an image (with 0)."""
     keys, first = jax.random.split(key, 3 + config.layers), config.norm == "before"
-    embed: Words | Patches
+    embed: WordEmbedding | Patches
     if vocabulary:
-        embed = Words(inner, vocabulary, config, key=keys[0])
+        embed = WordEmbedding(inner, vocabulary, config, key=keys[0])
     else:
         embed = Patches(inner, config.patch, config.width, key=keys[0])
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from sphere.report.comparison import MOST_TASKS, Band, Comparison, band, load_map, metrics, task_band
-from sphere.report.labels import short
+from sphere.report.names import short
 from sphere.report.summary import averages
 from sphere.report.tables import digits
 

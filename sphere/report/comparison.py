@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sphere.report import paper
-from sphere.report.labels import SECOND, Score, score_of
+from sphere.report.names import SECOND, ScoreName, score_of
 from sphere.report.run import Loaded, Run
 from sphere.report.scores import own_episodes
 from sphere.storage.reader import KINDS
@@ -50,7 +50,7 @@ class Comparison:
         return [protocol for protocol in PROTOCOLS if any(run.protocol == protocol for run in self.runs)]
 
     @property
-    def words(self) -> Score:
+    def words(self) -> ScoreName:
         """What the score is called and whether it has bounds."""
         return score_of(self.score)
 
@@ -177,7 +177,7 @@ def metrics(runs: Sequence[Run]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Load:
+class ExpertLoad:
     """Share of selections that each expert takes, over training: [expert, evaluation]."""
 
     step: np.ndarray
@@ -185,7 +185,7 @@ class Load:
     runs: int
 
 
-def load_map(runs: Sequence[Run], place: str = "heldout") -> Load | None:
+def load_map(runs: Sequence[Run], place: str = "heldout") -> ExpertLoad | None:
     """Mean at every evaluation over the runs that have come so far. Experts of different runs have nothing to do
     with each other, so they are sorted by load first."""
     names = {name for run in runs for name in run.curve.values if name.startswith(f"{place}/load/")}
@@ -199,7 +199,7 @@ def load_map(runs: Sequence[Run], place: str = "heldout") -> Load | None:
         own = np.stack([run.curve.values[f"{place}/load/{e}"] for e in experts])
         one[:, np.searchsorted(step, run.curve.step)] = -np.sort(-own, axis=0) if len(known) > 1 else own
     seen = np.isfinite(share).all(axis=1).any(axis=0)
-    return Load(step[seen], np.nanmean(share[:, :, seen], axis=0), len(known)) if seen.any() else None
+    return ExpertLoad(step[seen], np.nanmean(share[:, :, seen], axis=0), len(known)) if seen.any() else None
 
 
 def retention(comparison: Comparison, runs: Sequence[Run]) -> np.ndarray | None:

@@ -6,7 +6,7 @@ import numpy as np
 
 from sphere.report import paper
 from sphere.report.comparison import Comparison, last_values, metrics
-from sphere.report.labels import SECOND, score_of, short
+from sphere.report.names import SECOND, score_of, short
 from sphere.report.predictors import RESAMPLES, Association, early_predictors
 from sphere.report.statistics import Interval, deviation
 from sphere.report.summary import (
@@ -21,7 +21,7 @@ from sphere.report.summary import (
     paper_on_task,
     tenths,
 )
-from sphere.report.tables import Cell, Measured, Table, digits
+from sphere.report.tables import Cell, MeanStd, Table, digits
 
 MOST_NAMED = 10
 """Tasks that a note lists by name."""
@@ -33,8 +33,8 @@ def with_bounds(interval: Interval) -> str:
     return f"{digits(interval.value)} [{digits(interval.low)}, {digits(interval.high)}]"
 
 
-def paper_cell(number: paper.Printed | None) -> Measured | None:
-    return None if number is None else Measured(number.mean, None if math.isnan(number.std) else number.std)
+def paper_cell(number: paper.Printed | None) -> MeanStd | None:
+    return None if number is None else MeanStd(number.mean, None if math.isnan(number.std) else number.std)
 
 
 def per_task_table(comparison: Comparison, protocol: str) -> Table:
@@ -46,7 +46,7 @@ def per_task_table(comparison: Comparison, protocol: str) -> Table:
     for method in methods:
         runs = comparison.group(method, protocol)
         ours = [_measured(on_task(runs, task)) for task in comparison.tasks]
-        ours.append(Measured(average[method].mean.value, average[method].std) if method in average else None)
+        ours.append(MeanStd(average[method].mean.value, average[method].std) if method in average else None)
         names = [short(task) for task in comparison.tasks]
         theirs: list[Cell] = [paper_cell(paper_on_task(comparison, protocol, method, name)) for name in names]
         theirs.append(paper_cell(paper_average(part or comparison, protocol, method)))
@@ -70,7 +70,7 @@ def per_task_table(comparison: Comparison, protocol: str) -> Table:
 
 
 def _measured(one: OnTask | None) -> Cell:
-    return None if one is None else Measured(one.mean, one.std)
+    return None if one is None else MeanStd(one.mean, one.std)
 
 
 def tenths_table(comparison: Comparison, protocol: str) -> Table:
@@ -98,11 +98,11 @@ def average_table(comparison: Comparison) -> Table:
             one.method,
             one.protocol.upper(),
             str(one.runs),
-            Measured(one.mean.value, one.std),
+            MeanStd(one.mean.value, one.std),
             with_bounds(one.mean),
             with_bounds(one.iqm),
-            Measured(one.iqr),
-            Measured(one.task_std),
+            MeanStd(one.iqr),
+            MeanStd(one.task_std),
             paper_cell(one.paper),
         ]
         for one in averages(comparison)
@@ -144,7 +144,7 @@ def against_table(comparison: Comparison) -> Table:
             one.protocol.upper(),
             with_bounds(one.ratio),
             with_bounds(one.improvement),
-            None if one.paper_ratio is None else Measured(one.paper_ratio),
+            None if one.paper_ratio is None else MeanStd(one.paper_ratio),
         ]
         for one in found
     ]
@@ -166,10 +166,10 @@ def finished_part_table(comparison: Comparison, protocol: str) -> Table:
     for one in averages(part) if part else []:
         versus = ratios.get(one.method)
         rows.append(
-            [one.method, str(one.runs), Measured(one.mean.value, one.std), with_bounds(one.mean), paper_cell(one.paper)]
+            [one.method, str(one.runs), MeanStd(one.mean.value, one.std), with_bounds(one.mean), paper_cell(one.paper)]
         )
         rows[-1] += [with_bounds(versus.ratio), with_bounds(versus.improvement)] if versus else [None, None]
-        rows[-1].append(Measured(versus.paper_ratio) if versus and versus.paper_ratio is not None else None)
+        rows[-1].append(MeanStd(versus.paper_ratio) if versus and versus.paper_ratio is not None else None)
     columns = ["method", "runs", comparison.words.word, "mean, 95% interval", "paper"]
     columns += ["ratio of averages", "probability of improvement", "paper's ratio"]
     kept = [i for i in range(len(columns)) if i < 4 or any(row[i] is not None for row in rows)]
@@ -200,7 +200,7 @@ def continual_table(comparison: Comparison) -> Table:
         f"Continual World's metrics, {comparison.suite}, CRL",
         ("method", "runs", "average performance", "forgetting", "forward transfer"),
         [
-            [one.method, str(one.runs), Measured(one.performance), Measured(one.forgetting), Measured(one.transfer)]
+            [one.method, str(one.runs), MeanStd(one.performance), MeanStd(one.forgetting), MeanStd(one.transfer)]
             for one in found
         ],
         note,
@@ -216,7 +216,7 @@ def diagnostics_table(comparison: Comparison, protocol: str) -> Table:
         row: list[Cell] = [name.split("/", 1)[1]]
         for method in methods:
             last = last_values(comparison.group(method, protocol), name)
-            row.append(Measured(float(np.mean(last)), deviation(np.array(last))) if last else None)
+            row.append(MeanStd(float(np.mean(last)), deviation(np.array(last))) if last else None)
         rows.append(row)
     return Table(
         f"{comparison.suite}-{protocol}-diagnostics",
@@ -234,7 +234,7 @@ def predictors_table(comparison: Comparison) -> Table:
     count = sum(end is not None for both in ends for end in both)
 
     def cells(one: Association | None) -> list[Cell]:
-        return [None, None, None] if one is None else [Measured(one.correlation), f"{one.p:.3f}", str(one.pairs)]
+        return [None, None, None] if one is None else [MeanStd(one.correlation), f"{one.p:.3f}", str(one.pairs)]
 
     return Table(
         f"{comparison.suite}-crl-predictors",

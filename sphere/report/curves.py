@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sphere.report.comparison import metrics
-from sphere.report.labels import short
+from sphere.report.names import short
 from sphere.report.run import Run
 from sphere.report.tables import safe
 

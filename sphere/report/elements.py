@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable
 from html import escape
 
-from sphere.report.tables import Cell, Measured, Table
+from sphere.report.tables import Cell, MeanStd, Table
 
 MOST_COLUMNS = 7
 """Of a table that a phone has room for; of a wider one it shows each row as a list."""
@@ -49,7 +49,7 @@ def table(one: Table, total: bool = False, names: Callable[[str], str] = str, ze
         cells = [element("th", names(str(row[0])), scope="row")]
         for column, cell in zip(one.columns[1:], row[1:], strict=True):
             theirs = column.startswith("paper")
-            nothing = bool(zero) and not theirs and isinstance(cell, Measured) and cell.mean == 0 == (cell.std or 0)
+            nothing = bool(zero) and not theirs and isinstance(cell, MeanStd) and cell.mean == 0 == (cell.std or 0)
             text = element("span", zero, class_="nothing") if nothing else _spaced(cell)
             cells.append(element("td", text, class_="paper-cell" if theirs else False, data_label=column))
         rows.append(element("tr", *cells, class_="total" if total and index == len(one.rows) - 1 else False))
@@ -59,12 +59,12 @@ def table(one: Table, total: bool = False, names: Callable[[str], str] = str, ze
 
 
 def _empty(cell: Cell) -> bool:
-    return cell is None or (isinstance(cell, Measured) and math.isnan(cell.mean))
+    return cell is None or (isinstance(cell, MeanStd) and math.isnan(cell.mean))
 
 
 def _spaced(cell: Cell) -> Markup:
     """A number may part from its deviation or interval where there is no room for both."""
-    text = "–" if cell is None else cell.text() if isinstance(cell, Measured) else cell
+    text = "–" if cell is None else cell.text() if isinstance(cell, MeanStd) else cell
     for mark in ("±", "["):
         number, found, rest = text.partition(f" {mark}")
         if found:

@@ -8,8 +8,8 @@ import matplotlib
 import numpy as np
 
 from sphere.report.comparison import Comparison, band, load_map, metrics, retention, task_band
-from sphere.report.labels import short
-from sphere.report.measures import DIRECTIONS, full_words, is_bounded, measure, metric_words
+from sphere.report.metrics import DIRECTIONS, full_words, is_bounded, measure, metric_words
+from sphere.report.names import short
 from sphere.report.summary import averages
 from sphere.report.tables import digits
 

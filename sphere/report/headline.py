@@ -5,10 +5,10 @@ import math
 from sphere.report import paper
 from sphere.report.comparison import Comparison
 from sphere.report.elements import EMPTY, Markup, element, joined
-from sphere.report.labels import Score
+from sphere.report.names import ScoreName
 from sphere.report.remarks import remarks
 from sphere.report.summary import Against, against_baseline, averages, finished_part
-from sphere.report.tables import Measured, digits
+from sphere.report.tables import MeanStd, digits
 from sphere.training.progress import plural
 
 MOST_CARDS = 8
@@ -46,7 +46,7 @@ def _versus(comparison: Comparison, begin: str) -> str:
     return "".join(_against(one, begin, comparison.words) for one in chosen)
 
 
-def _against(one: Against, begin: str, score: Score) -> str:
+def _against(one: Against, begin: str, score: ScoreName) -> str:
     start, better = f"{begin} {one.protocol.upper()}, ", ""
     if not math.isnan(one.improvement.low):
         better = f"a run of {{}} is the better one with probability {digits(one.improvement.value)}. "
@@ -72,7 +72,7 @@ def cards(comparison: Comparison) -> Markup:
         if not math.isnan(one.mean.low) and one.mean.high:
             more.insert(0, f"{digits(one.mean.low)} to {digits(one.mean.high)} (95%)")
         if one.paper:
-            more.append(f"paper {Measured(*one.paper).text()}")
+            more.append(f"paper {MeanStd(*one.paper).text()}")
         lines = [joined(*([Markup("<br>")] if place else []), line) for place, line in enumerate(more)]
         who = [key(comparison, one.method), one.method, element("span", one.protocol.upper())]
         nothing = one.mean.value == 0 and comparison.words.bounded

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sphere.report.run import Run
-from sphere.storage.reader import Record
+from sphere.storage.reader import RunContents
 
 RESETTING = ("cbp", "redo")
 """Methods that give units new weights; train/replaced counts them."""
@@ -13,7 +13,7 @@ FELT = 0.2
 """Part of rho below which a penalty is not felt, as training warns."""
 
 
-def idle_methods(found: Record) -> list[str]:
+def idle_methods(found: RunContents) -> list[str]:
     """Sentences about a run whose method has reset no unit, or whose penalty was not felt."""
     notes = []
     replaced, felt, weight = (found.training[f"train/{name}"] for name in ("replaced", "felt", "coefficient"))

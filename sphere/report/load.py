@@ -14,11 +14,11 @@ import numpy as np
 
 from sphere.report import paper
 from sphere.report.idle import identical_runs, idle_methods
-from sphere.report.labels import tell_apart, visits
+from sphere.report.names import tell_apart, visits
 from sphere.report.run import Loaded, Run
 from sphere.report.scores import own_episodes
 from sphere.storage.provenance import RESUMED, amended
-from sphere.storage.reader import Curve, Episodes, find_runs, read_run
+from sphere.storage.reader import Curve, EpisodeTable, find_runs, read_run
 
 
 def load(paths: Iterable[Path], score: str | None = None) -> Loaded:
@@ -185,7 +185,7 @@ def _whole(pieces: list[Run], order: tuple[str, ...]) -> Run:
     )
 
 
-def _rows(part: Curve | Episodes, number: int) -> np.ndarray:
+def _rows(part: Curve | EpisodeTable, number: int) -> np.ndarray:
     return np.flatnonzero(part.task == number)
 
 
@@ -207,13 +207,13 @@ def _curve(places: Places) -> Curve:
     return Curve(step, task, wall, {name: np.concatenate([part.values[name] for part in parts]) for name in names})
 
 
-def _episodes(places: Places) -> Episodes:
+def _episodes(places: Places) -> EpisodeTable:
     names = [name for name in places[0][0].episodes.columns if all(name in one.episodes.columns for one, _ in places)]
     parts = []
     for index, (piece, number) in enumerate(places):
         found, rows = piece.episodes, _rows(piece.episodes, number)
         parts.append(
-            Episodes(
+            EpisodeTable(
                 found.step[rows] + (index - number) * piece.task_steps,
                 np.full(len(rows), index),
                 found.kind[rows],
@@ -221,7 +221,9 @@ def _episodes(places: Places) -> Episodes:
             )
         )
     step, task, kind = (np.concatenate([getattr(part, name) for part in parts]) for name in ("step", "task", "kind"))
-    return Episodes(step, task, kind, {name: np.concatenate([part.columns[name] for part in parts]) for name in names})
+    return EpisodeTable(
+        step, task, kind, {name: np.concatenate([part.columns[name] for part in parts]) for name in names}
+    )
 
 
 def _environment(places: Places) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from sphere.report.comparison import Comparison, comparisons
 from sphere.report.comparison_tables import tables
 from sphere.report.curves import curves_csv
 from sphere.report.elements import EMPTY, Markup, element, region, two_columns
-from sphere.report.labels import spell
 from sphere.report.load import load
+from sphere.report.names import spell
 from sphere.report.run import Loaded, Run
 from sphere.report.sections import section, suite_name
 from sphere.report.tables import Table

@@ -15,7 +15,7 @@ import numpy as np
 from scipy.stats import rankdata, t
 
 from sphere.report.comparison import Comparison, metrics
-from sphere.report.labels import SECOND
+from sphere.report.names import SECOND
 from sphere.report.run import Run
 from sphere.report.scores import own_episodes
 
@@ -207,7 +207,7 @@ def best_lag(correlations: dict[int, float]) -> int | None:
 
 
 @dataclass(frozen=True)
-class Prediction:
+class LaggedEffect:
     """The leader's standardised coefficient in outcome_t ~ 1 + outcome_(t-1) + t + leader_(t-1)."""
 
     coefficient: float
@@ -222,7 +222,7 @@ class Prediction:
 
 def predict_one_step(
     outcome: Series, leader: Series, *, block: int = BLOCK, resamples: int = BLOCK_RESAMPLES, seed: int = 0
-) -> Prediction | None:
+) -> LaggedEffect | None:
     """None where nothing can be said: fewer evaluations than four blocks, whose resamples would be nearly alike,
     or a series that does not vary."""
     same_steps(outcome, leader)
@@ -236,7 +236,7 @@ def predict_one_step(
     values = _coefficients(_sums(rows, starts, block))
     coefficient = float(_coefficients(_products(rows).sum(axis=0)[None])[0])
     far = _reach(len(rows) / block) * float(values.std(ddof=1))
-    return Prediction(coefficient, coefficient - far, coefficient + far, float(np.mean(values <= 0)), len(rows))
+    return LaggedEffect(coefficient, coefficient - far, coefficient + far, float(np.mean(values <= 0)), len(rows))
 
 
 def _reach(blocks: float, confidence: float = 0.95) -> float:

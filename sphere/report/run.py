@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sphere.storage.reader import Curve, Episodes
+from sphere.storage.reader import Curve, EpisodeTable
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Run:
     steps: int
     """Steps so far."""
     curve: Curve
-    episodes: Episodes
+    episodes: EpisodeTable
 
     @property
     def settings(self) -> Mapping[str, Any]:

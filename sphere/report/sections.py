@@ -20,10 +20,10 @@ from sphere.report.comparison_tables import (
 )
 from sphere.report.elements import EMPTY, Markup, element, joined, region, table
 from sphere.report.headline import cards, headline, key, legend
-from sphere.report.labels import short
-from sphere.report.measures import DIRECTIONS, full_words, is_bounded, measure, metric_words
+from sphere.report.metrics import DIRECTIONS, full_words, is_bounded, measure, metric_words
+from sphere.report.names import short
 from sphere.report.summary import averages
-from sphere.report.tables import Cell, Measured, Table, digits
+from sphere.report.tables import Cell, MeanStd, Table, digits
 
 PROTOCOLS = {"crl": "CRL: one agent through all tasks", "rl": "RL: every task from scratch"}
 MOST_PREDICTORS = 12
@@ -87,7 +87,7 @@ def _by_task(comparison: Comparison) -> Markup:
     tables = tenths_table if comparison.many_tasks else per_task_table
     made = [(p, tables(comparison, p)) for p in comparison.protocols]
     known = [
-        (p, one) for p, one in made if any(isinstance(cell, Measured) for row in one.rows for cell in ours(one, row))
+        (p, one) for p, one in made if any(isinstance(cell, MeanStd) for row in one.rows for cell in ours(one, row))
     ]
     if not known:
         return EMPTY

@@ -8,7 +8,7 @@ import numpy as np
 
 from sphere.report import paper, statistics
 from sphere.report.comparison import Comparison
-from sphere.report.labels import short
+from sphere.report.names import short
 from sphere.report.run import Run
 from sphere.report.scores import Scores, final_scores, own_episodes, own_scores, segment_scores
 from sphere.report.statistics import Interval, improvement, interval, ratio

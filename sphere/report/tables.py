@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 
-class Measured(NamedTuple):
+class MeanStd(NamedTuple):
     """A number with or without what stands behind +-."""
 
     mean: float
@@ -22,7 +22,7 @@ class Measured(NamedTuple):
         return f"{digits(self.mean)} {sign} {self.std:.{places}f}"
 
 
-Cell = str | Measured | None
+Cell = str | MeanStd | None
 
 
 def digits(value: float) -> str:
@@ -94,7 +94,7 @@ class Table:
     def csv(self) -> str:
         """Full precision; a column that has a deviation somewhere gets a second one for it."""
         wide = [
-            any(isinstance(row[i], Measured) and row[i].std is not None for row in self.rows)  # type: ignore[union-attr]
+            any(isinstance(row[i], MeanStd) and row[i].std is not None for row in self.rows)  # type: ignore[union-attr]
             for i in range(len(self.columns))
         ]
         out = io.StringIO()
@@ -108,7 +108,7 @@ class Table:
 
 
 def _plain(cell: Cell) -> str:
-    return "–" if cell is None else cell.text() if isinstance(cell, Measured) else cell
+    return "–" if cell is None else cell.text() if isinstance(cell, MeanStd) else cell
 
 
 def _markdown(text: str) -> str:
@@ -136,7 +136,7 @@ def _latex(text: str) -> str:
 
 
 def _latex_cell(cell: Cell) -> str:
-    if isinstance(cell, Measured) and math.isfinite(cell.mean):
+    if isinstance(cell, MeanStd) and math.isfinite(cell.mean):
         return "$" + cell.text(r"\pm") + "$"
     return _latex(_plain(cell))
 
@@ -147,6 +147,6 @@ def safe(text: str) -> str:
 
 
 def _csv(cell: Cell, wide: bool) -> list[str | float]:
-    if isinstance(cell, Measured):
+    if isinstance(cell, MeanStd):
         return [cell.mean, *(["" if cell.std is None else cell.std] if wide else [])]
     return ["" if cell is None else safe(cell), *([""] if wide else [])]

@@ -153,7 +153,7 @@ def load(path: Path, like: Any = None, *, like_for: Callable[[dict[str, Any]], A
     return Checkpoint(manifest["step"], tree, manifest["meta"], path, notes=[])
 
 
-class Contents(NamedTuple):
+class CheckpointArrays(NamedTuple):
     """All arrays of a checkpoint by name, where there is no tree to load them into."""
 
     arrays: dict[str, np.ndarray]
@@ -173,12 +173,12 @@ class Contents(NamedTuple):
         return found
 
 
-def read_latest(directory: Path) -> Contents:
+def read_latest(directory: Path) -> CheckpointArrays:
     """The arrays of the newest undamaged checkpoint."""
 
-    def contents(path: Path) -> Contents:
+    def contents(path: Path) -> CheckpointArrays:
         manifest, arrays = _read(path)
-        return Contents(arrays, manifest["meta"], path)
+        return CheckpointArrays(arrays, manifest["meta"], path)
 
     if (found := _newest(directory, contents)[0]) is not None:
         return found
@@ -187,7 +187,7 @@ def read_latest(directory: Path) -> Contents:
     )
 
 
-def select(saved: Contents, name: str, like: Any) -> Any:
+def select(saved: CheckpointArrays, name: str, like: Any) -> Any:
     """What is saved under a name, in the form of `like`: arrays, or only their shapes."""
     leaves = _named_leaves(like)
     found = []

@@ -37,7 +37,7 @@ ACTED = ("train/replaced", "train/felt", "train/coefficient")
 
 
 @dataclass(frozen=True)
-class Episodes:
+class EpisodeTable:
     """Evaluation episodes of one run."""
 
     step: np.ndarray
@@ -71,7 +71,7 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Record:
+class RunContents:
     """All that a run directory says."""
 
     path: Path
@@ -81,12 +81,12 @@ class Record:
     steps: int
     """Steps so far."""
     curve: Curve
-    episodes: Episodes
+    episodes: EpisodeTable
     training: Mapping[str, np.ndarray]
     """Of every iteration that was recorded, what methods did (ACTED), by the name of the metric."""
 
 
-class Contents(NamedTuple):
+class RunFiles(NamedTuple):
     """The files of a run as they were at one moment."""
 
     files: Mapping[str, bytes]
@@ -130,7 +130,7 @@ def _gone(fleet: Path) -> list[str]:
     ]
 
 
-def read_run(path: Path, notes: list[str]) -> Record:
+def read_run(path: Path, notes: list[str]) -> RunContents:
     """A run directory as it is now, also while it is written. Notes say what could not be read."""
     contents = read_contents(path, notes)
     found = parse_run(path, contents, notes)
@@ -138,7 +138,7 @@ def read_run(path: Path, notes: list[str]) -> Record:
     return found
 
 
-def read_contents(path: Path, notes: list[str]) -> Contents:
+def read_contents(path: Path, notes: list[str]) -> RunFiles:
     """The files of a run, each read once. Checksums first: a run in training only adds to what they speak of."""
     sums = checksums.recorded(path, notes)
     files = {}
@@ -149,10 +149,10 @@ def read_contents(path: Path, notes: list[str]) -> Contents:
             if name == ENVIRONMENT:
                 continue
             raise Unreadable(f"it has no {name}; a run directory has one from its start") from None
-    return Contents(files, sums)
+    return RunFiles(files, sums)
 
 
-def parse_run(path: Path, contents: Contents, notes: list[str]) -> Record:
+def parse_run(path: Path, contents: RunFiles, notes: list[str]) -> RunContents:
     """What the files of a run say; `Unreadable` where that cannot be true."""
     files = contents.files
     config = _record(files[CONFIG])
@@ -168,7 +168,7 @@ def parse_run(path: Path, contents: Contents, notes: list[str]) -> Record:
     steps = events[-1]["step"] if events else 0
     environment = _environment(path, files.get(ENVIRONMENT), notes)
     acted = {name: np.array([number(METRICS, name, e[name]) for e in events if name in e]) for name in ACTED}
-    return Record(path, config, environment, steps, _curve(events), _episodes(episodes, tasks, columns), acted)
+    return RunContents(path, config, environment, steps, _curve(events), _episodes(episodes, tasks, columns), acted)
 
 
 def read_record(path: Path) -> dict[str, Any]:
@@ -236,8 +236,8 @@ def _curve(events: list[Line]) -> Curve:
     )
 
 
-def _episodes(lines: list[Line], tasks: list[str], columns: list[str]) -> Episodes:
-    return Episodes(
+def _episodes(lines: list[Line], tasks: list[str], columns: list[str]) -> EpisodeTable:
+    return EpisodeTable(
         np.array([line["step"] for line in lines], np.int64),
         np.array([line.get("task_index", tasks.index(line["task"])) for line in lines], np.int64),
         np.array([KINDS.index(line["kind"]) for line in lines], np.int64),

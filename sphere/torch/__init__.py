@@ -18,6 +18,7 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError("sphere.torch needs PyTorch: pip install 'sphere-rl[torch]'", name="torch") from error
 
 from sphere.torch.backward import Penalised, penalised_backward
+from sphere.torch.health import RoutingHealth, routing_health
 from sphere.torch.hooks import Attached, attach
 from sphere.torch.huggingface import Captured, capture
 from sphere.torch.moe import TopK
@@ -32,7 +33,6 @@ from sphere.torch.penalty import (
     scale_free,
     sphere_penalty,
 )
-from sphere.torch.routing import RoutingHealth, routing_health
 from sphere.torch.spectrum import effective_rank, effective_rank_spsd
 
 __all__ = [

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from sphere.torch.penalty import Mixture
 
 
-class Bank(nn.Module):
+class LinearBank(nn.Module):
     """`number` linear layers side by side: [..., inner] -> [..., number, outer]. LeCun-normal start, zero bias."""
 
     def __init__(self, number: int, inner: int, outer: int) -> None:
@@ -40,8 +40,8 @@ class TopK(nn.Module):
             )
         sizes = [inner] + [width] * depth
         layers = list(pairwise(sizes))
-        self.gate = nn.ModuleList([Bank(1, *pair) for pair in [*layers, (width, experts)]])
-        self.experts = nn.ModuleList([Bank(experts, *pair) for pair in [*layers, (width, outer)]])
+        self.gate = nn.ModuleList([LinearBank(1, *pair) for pair in [*layers, (width, experts)]])
+        self.experts = nn.ModuleList([LinearBank(experts, *pair) for pair in [*layers, (width, outer)]])
         self.num_experts, self.top_k = experts, top_k
         self.mixture: Mixture | None = None
 

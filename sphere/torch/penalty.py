@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sphere.torch import checks
-from sphere.torch.blocks import routed_moments
+from sphere.torch.blockwise import routed_moments
 
 SMALL = 2**20
 """Entries of a token-by-token matrix up to which it is simply formed: 4 MB in float32."""
@@ -58,7 +58,7 @@ def gram(phi: Tensor) -> Gram:
 def routed_gram(features: Tensor, experts: Tensor, num_experts: int, samples: int | None = None) -> Gram:
     """Of the same A, from the chosen experts alone: row i of phi holds features[i, j] in the block of experts[i, j].
 
-    Memory grows linearly with the number of rows (`sphere.torch.blocks`). `samples` bounds the work: that many rows,
+    Memory grows linearly with the number of rows (`sphere.torch.blockwise`). `samples` bounds the work: that many rows,
     drawn at random without replacement, stand for all of them. The value is then that of a smaller batch.
     """
     if samples is not None and samples < 1:

@@ -6,7 +6,7 @@ from typing import Any
 from sphere.algos.learner import Learner
 from sphere.storage.files import FORMAT, plain
 from sphere.storage.fleet_directory import RunRecord
-from sphere.training.settings import FleetConfig, Run, to_json
+from sphere.training.settings import FleetConfig, RunSettings, to_json
 
 ACTORS = {
     "top-k": "Top-K MoE",
@@ -22,7 +22,7 @@ def run_records(config: FleetConfig, spec: Mapping[str, Any]) -> list[RunRecord]
     return [RunRecord(run.name, run.seed, described(config, run, spec)) for run in config.runs]
 
 
-def described(config: FleetConfig, run: Run, spec: Mapping[str, Any]) -> dict[str, Any]:
+def described(config: FleetConfig, run: RunSettings, spec: Mapping[str, Any]) -> dict[str, Any]:
     own = config.of_run(run)
     learner, suite = own.learner, own.suite
     used = [m for m in learner.methods if m.strength is None or run.numbers[m.strength]]
@@ -48,7 +48,7 @@ def described(config: FleetConfig, run: Run, spec: Mapping[str, Any]) -> dict[st
     }
 
 
-def method_names(config: FleetConfig, runs: Sequence[Run]) -> list[str]:
+def method_names(config: FleetConfig, runs: Sequence[RunSettings]) -> list[str]:
     """What tells one run of each method from the others: its label, with the numbers in which it differs where labels
     are the same."""
     labels = [_titled(config.of_run(run).learner, run.numbers) for run in runs]

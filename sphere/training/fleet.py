@@ -19,11 +19,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sphere.algos.fleet import program
 from sphere.algos.learner import Learner
+from sphere.algos.rows import program
 from sphere.algos.source import Outcomes, Source
 from sphere.storage import checkpoint
-from sphere.training.group import Evaluated, Group, Order, Report
+from sphere.training.group import EvaluationResult, Group, IterationResult, Order
 from sphere.training.settings import Boundary, FleetConfig
 
 AHEAD = 8
@@ -136,7 +136,7 @@ class Fleet:
         for group in self.groups:
             group.enter(self.task, None)
 
-    def advance(self, ahead: int = 0) -> tuple[Order, Report]:
+    def advance(self, ahead: int = 0) -> tuple[Order, IterationResult]:
         """One iteration of every run, with all that is due after it. `ahead`: groups that are done with it may begin up
         to so many more, which are in `queue` and must be asked for before anything else. With 0, those that no group
         has begun are cancelled."""
@@ -152,7 +152,7 @@ class Fleet:
                 ) from error
             raise
 
-    def _advance(self, ahead: int) -> tuple[Order, Report]:
+    def _advance(self, ahead: int) -> tuple[Order, IterationResult]:
         if not self.queue:
             self._begin_iteration()
         order, begun = self.queue.popleft()
@@ -160,23 +160,23 @@ class Fleet:
             self._begin_iteration()
         if not ahead:
             self._cancel_queued()
-        reports: list[Report] = [future.result() for future in begun]
+        reports: list[IterationResult] = [future.result() for future in begun]
         self.iteration += 1
         self.total_iterations += 1
         if order.then is not None:
             self.task_index, self.iteration = self.task_index + 1, 0
         return order, self._merged(reports)
 
-    def _merged(self, reports: list[Report]) -> Report:
+    def _merged(self, reports: list[IterationResult]) -> IterationResult:
         """Of all groups."""
         sizes = [len(group.seeds) for group in self.groups]
         metrics, outcomes, evaluated, again, trees = zip(*reports, strict=True)
-        return Report(
+        return IterationResult(
             _joined(jax.device_get(list(metrics))),
             Outcomes.joined(outcomes, sizes),
             None
             if None in evaluated
-            else Evaluated(
+            else EvaluationResult(
                 Outcomes.joined([one.outcomes for one in evaluated], sizes),
                 [values for one in evaluated for values in one.diagnostics],
             ),

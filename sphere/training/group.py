@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sphere.algos import fleet as rows
+from sphere.algos import rows
 from sphere.algos.learner import Clock, Learner
 from sphere.algos.source import Outcomes, Source
-from sphere.training.measure import measured
 from sphere.training.memory import Memory
-from sphere.training.settings import Boundary, FleetConfig, Run
+from sphere.training.network_metrics import measured
+from sphere.training.settings import Boundary, FleetConfig, RunSettings
 
 
 class Order(NamedTuple):
@@ -33,17 +33,17 @@ class Order(NamedTuple):
     """Keep the state as it is in the end, for a checkpoint."""
 
 
-class Evaluated(NamedTuple):
+class EvaluationResult(NamedTuple):
     outcomes: Outcomes
     diagnostics: list[dict[str, float]]
 
 
-class Report(NamedTuple):
+class IterationResult(NamedTuple):
     """What an iteration leaves behind beside a new state."""
 
     metrics: dict[str, Any]
     outcomes: Outcomes
-    evaluated: Evaluated | None = None
+    evaluated: EvaluationResult | None = None
     again: tuple[Outcomes, ...] = ()
     tree: dict[str, Any] | None = None
 
@@ -51,7 +51,9 @@ class Report(NamedTuple):
 class Group:
     """The state of some runs between iterations, and the steps that move it."""
 
-    def __init__(self, config: FleetConfig, learner: Learner, runs: Sequence[Run], source: Source, directory: Path):
+    def __init__(
+        self, config: FleetConfig, learner: Learner, runs: Sequence[RunSettings], source: Source, directory: Path
+    ):
         self.config, self.learner, self.source = config, learner, source
         self.seeds = np.array([run.seed for run in runs], np.uint32)
         self.numbers = {name: jnp.asarray([run.numbers[name] for run in runs], jnp.float32) for name in runs[0].numbers}
@@ -75,7 +77,7 @@ class Group:
         """The networks as they act."""
         return rows.policy(self.learner, self.state)
 
-    def advance(self, order: Order) -> Report:
+    def advance(self, order: Order) -> IterationResult:
         """Collect, and begin to learn. Unless more is ordered, a GPU still computes metrics and networks when this
         returns."""
         policy = self.policy
@@ -85,7 +87,7 @@ class Group:
             data = self.memory.extend(data)
         clock = Clock(np.int32(order.iteration), np.float32(order.progress))
         self.state, metrics = rows.update(self.learner, self.state, self.numbers, data, self.seeds, clock)
-        report = Report(metrics, outcomes)
+        report = IterationResult(metrics, outcomes)
         if (order.evaluate or order.again) and not np.all(metrics["finite"]):
             return report  # there is nothing to evaluate, and metrics tell
         if order.evaluate:
@@ -95,12 +97,12 @@ class Group:
             self.enter(order.then, self.config.kept)
         return report._replace(tree=self.tree()) if order.capture else report
 
-    def evaluate(self, task: str) -> Evaluated:
+    def evaluate(self, task: str) -> EvaluationResult:
         """Evaluation, and diagnostics on the held-out states and on the last iteration's."""
         outcomes, states = self.source.evaluate(self.policy, task), self.source.states()
         if states is None:
-            return Evaluated(outcomes, [{} for _ in self.seeds])
-        return Evaluated(outcomes, measured(rows.probes(self.learner, self.state), states, self.source.spec))
+            return EvaluationResult(outcomes, [{} for _ in self.seeds])
+        return EvaluationResult(outcomes, measured(rows.probes(self.learner, self.state), states, self.source.spec))
 
     def tree(self) -> dict[str, Any]:
         """All that the future depends on, every array with rows by run or by environment."""

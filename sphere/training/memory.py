@@ -8,8 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from sphere.algos import fleet as rows
-from sphere.algos import replay
+from sphere.algos import replay, rows
 from sphere.algos.learner import Data, DataSpec, Learner
 from sphere.errors import UserError
 from sphere.storage.appended import AppendedRows

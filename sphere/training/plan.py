@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sphere.algos import fleet as rows
-from sphere.algos import replay
+from sphere.algos import replay, rows
 from sphere.algos.learner import Clock
 from sphere.nets import parameter_count
 from sphere.training import limits, memory

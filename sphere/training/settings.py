@@ -63,7 +63,7 @@ class Evaluation:
         in_range(self, {"every": (1, None), "episodes": (1, None), "heldout": (0, None)}, "evaluation.")
 
 
-class Run(NamedTuple):
+class RunSettings(NamedTuple):
     """One run of a fleet."""
 
     seed: int
@@ -152,15 +152,15 @@ class FleetConfig:
         return {"rho": self.rho, **self.vary}
 
     @property
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[RunSettings]:
         """In fleet order: seeds vary fastest."""
         names = tuple(self.varying)
         return [
-            Run(seed, {"rho": 0.0} | self.learner.numbers | dict(zip(names, values, strict=True)), names)
+            RunSettings(seed, {"rho": 0.0} | self.learner.numbers | dict(zip(names, values, strict=True)), names)
             for seed, values in ((int(last), rest) for *rest, last in product(*self.varying.values(), self.seeds))
         ]
 
-    def of_run(self, run: Run) -> "FleetConfig":
+    def of_run(self, run: RunSettings) -> "FleetConfig":
         """The settings of one run of the fleet: what its config.json holds."""
         vary: dict[str, tuple[float, ...]] = {name: (run.numbers[name],) for name in self.vary}
         return dataclasses.replace(self, seeds=(run.seed,), rho=(run.numbers["rho"],), vary=vary)

@@ -11,7 +11,7 @@ from sphere.storage.files import flatten
 # Scores
 
 
-class Score(NamedTuple):
+class ScoreName(NamedTuple):
     word: str
     """In titles and on axes."""
     meaning: str
@@ -20,11 +20,11 @@ class Score(NamedTuple):
 
 
 SCORES = {
-    "success_at_end": Score("success", "success at the end of an episode", True),
-    "success_once": Score("success", "success at any step of an episode", True),
-    "accuracy": Score("accuracy", "accuracy", True),
-    "return": Score("return", "return", False),
-    "length": Score("length", "length of an episode", False),
+    "success_at_end": ScoreName("success", "success at the end of an episode", True),
+    "success_once": ScoreName("success", "success at any step of an episode", True),
+    "accuracy": ScoreName("accuracy", "accuracy", True),
+    "return": ScoreName("return", "return", False),
+    "length": ScoreName("length", "length of an episode", False),
 }
 """Columns of outcomes in words. Others are shown by their own name and taken to have no bounds."""
 
@@ -32,9 +32,9 @@ SECOND = "return"
 """A column that is shown beside the score where records have it: it moves long before a task is solved."""
 
 
-def score_of(column: str) -> Score:
+def score_of(column: str) -> ScoreName:
     words = column.replace("_", " ")
-    return SCORES.get(column) or Score(words, words, False)
+    return SCORES.get(column) or ScoreName(words, words, False)
 
 
 # Tasks

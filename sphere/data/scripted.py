@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sphere import envs
-from sphere.data.recorded import minari
+from sphere.data.transitions import minari
 from sphere.envs.metaworld_verify import scripted
 from sphere.errors import UserError
 

@@ -26,7 +26,7 @@ class Finished(NamedTuple):
     episode: dict[str, np.ndarray]
 
 
-class Rollouts:
+class RolloutDriver:
     """Drives a pool by policies with the same shapes as `arrays` (each with a leading run axis); without any, the
     actions are those given as noise."""
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from sphere.algos import fleet
 from sphere.algos.learner import DataSpec
+from sphere.algos.rows import act
 from sphere.algos.source import Outcomes
 from sphere.algos.state import ACT
 from sphere.envs import policy_arrays
 from sphere.envs.pool import Pool
-from sphere.envs.rollouts import Finished, Rollouts
-from sphere.envs.statistics import Statistics, seen
+from sphere.envs.rollout_driver import Finished, RolloutDriver
+from sphere.envs.running_statistics import Statistics, seen
 
 COLUMNS = ("return", "length", "success_once", "success_at_end")
 """Of an episode's outcome."""
@@ -38,11 +38,11 @@ def uniform_actions(seeds: np.ndarray, iteration: int, shape: tuple[int, ...], s
 
 
 @dataclass
-class Player:
+class Collector:
     pool: Pool
-    rollouts: Rollouts | None = None
+    rollouts: RolloutDriver | None = None
 
-    def follow(self, policy: Any, statistics: Statistics | None) -> Rollouts | None:
+    def follow(self, policy: Any, statistics: Statistics | None) -> RolloutDriver | None:
         """The pool under these policies; None where workers cannot act by themselves."""
         spec = policy_arrays.spec(policy)
         if spec is None:
@@ -51,7 +51,7 @@ class Player:
         if statistics is not None:
             arrays |= {"mean": statistics.mean, "var": statistics.var}
         if self.rollouts is None:
-            self.rollouts = Rollouts(self.pool, spec, arrays)
+            self.rollouts = RolloutDriver(self.pool, spec, arrays)
         else:
             self.rollouts.load(arrays)
         return self.rollouts
@@ -105,7 +105,7 @@ def steps_by_learner(
     log = np.zeros(noise.shape[:2], without_observations(pool.row_type))
     finished = []
     for rows, extra in zip(log, noise, strict=True):
-        mean = 0 if policy is None else np.asarray(fleet.act(policy, now())).reshape(extra.shape)
+        mean = 0 if policy is None else np.asarray(act(policy, now())).reshape(extra.shape)
         rows["action"] = mean + extra
         raw, reward, terminated, truncated, infos = pool.step(rows["action"])
         rows["reward"], rows["terminated"], rows["truncated"] = reward, terminated, truncated
@@ -119,7 +119,7 @@ def episodes_by_learner(policy: Any, pool: Pool, raw: np.ndarray, statistics: St
     """As many steps as an episode can have, with every action chosen here."""
     for _ in range(pool.horizon):
         obs = seen(raw.reshape(pool.num_runs, -1, *raw.shape[1:]), statistics)
-        action = np.asarray(fleet.act(policy, obs))
+        action = np.asarray(act(policy, obs))
         raw, _, _, _, infos = pool.step(action.reshape(pool.num_envs, -1))
         if "episode" in infos:
             yield Finished(np.flatnonzero(infos["_episode"]), infos["episode"])

@@ -2,10 +2,10 @@
 
 from typing import NamedTuple
 
-from sphere.report.labels import score_of
+from sphere.report.names import score_of
 
 
-class Measure(NamedTuple):
+class MetricInfo(NamedTuple):
     word: str
     meaning: str = ""
     """In half a sentence, for people who have not read docs/diagnostics.md."""
@@ -15,22 +15,26 @@ class Measure(NamedTuple):
 
 
 MEASURES = {
-    "ntk_rank": Measure("r_e(K)", "directions in which one update can move the network", "directions", 1),
-    "feature_rank": Measure("r_e(A_last)", "directions that the experts' features fill", "directions", 1),
-    "dormant_ratio": Measure("dormant units", "units of experts that hardly ever act", "share of units", -1),
-    "feature_norm": Measure("feature norm", "length of the experts' features", "norm"),
-    "gradient_norm": Measure("gradient norm", "how strongly outputs answer to the parameters", "norm"),
-    "saturation": Measure(
+    "ntk_rank": MetricInfo("r_e(K)", "directions in which one update can move the network", "directions", 1),
+    "feature_rank": MetricInfo("r_e(A_last)", "directions that the experts' features fill", "directions", 1),
+    "dormant_ratio": MetricInfo("dormant units", "units of experts that hardly ever act", "share of units", -1),
+    "feature_norm": MetricInfo("feature norm", "length of the experts' features", "norm"),
+    "gradient_norm": MetricInfo("gradient norm", "how strongly outputs answer to the parameters", "norm"),
+    "saturation": MetricInfo(
         "actions cut off", "exploring actions beyond what the simulator takes", "share of actions", -1
     ),
-    "trace_weight_entropy": Measure("trace-weight entropy", "how evenly features come from all experts", "0 to 1", 1),
-    "overlap": Measure("overlap", "how alike the features of two chosen experts are", "cosine", -1),
-    "orthogonality": Measure("orthogonality", "how unlike the features of two chosen experts are", "1 − |cosine|", 1),
-    "silhouette": Measure("silhouette", "how clearly the gate tells the experts' states apart", "−1 to 1", 1),
-    "knn_jaccard": Measure("kNN Jaccard", "how far states that are alike get the same experts", "0 to 1", 1),
-    "max_violation": Measure("MaxVio", "load of the busiest expert above the mean", "times the mean load", -1),
-    "active_ratio": Measure("active experts", "experts that any state is sent to", "share of experts", 1),
-    "routing_entropy": Measure("routing entropy", "how evenly states are spread over experts", "0 to 1", 1),
+    "trace_weight_entropy": MetricInfo(
+        "trace-weight entropy", "how evenly features come from all experts", "0 to 1", 1
+    ),
+    "overlap": MetricInfo("overlap", "how alike the features of two chosen experts are", "cosine", -1),
+    "orthogonality": MetricInfo(
+        "orthogonality", "how unlike the features of two chosen experts are", "1 − |cosine|", 1
+    ),
+    "silhouette": MetricInfo("silhouette", "how clearly the gate tells the experts' states apart", "−1 to 1", 1),
+    "knn_jaccard": MetricInfo("kNN Jaccard", "how far states that are alike get the same experts", "0 to 1", 1),
+    "max_violation": MetricInfo("MaxVio", "load of the busiest expert above the mean", "times the mean load", -1),
+    "active_ratio": MetricInfo("active experts", "experts that any state is sent to", "share of experts", 1),
+    "routing_entropy": MetricInfo("routing entropy", "how evenly states are spread over experts", "0 to 1", 1),
 }
 """Directions of the last seven as in the paper's table of expert specialisation."""
 
@@ -44,15 +48,15 @@ UNITS = {"success": "share of episodes", "accuracy": "share of examples", "retur
 DIRECTIONS = {1: "↑ more is better", -1: "↓ less is better", 0: "neither way is better by itself"}
 
 
-def measure(name: str) -> Measure:
+def measure(name: str) -> MetricInfo:
     """Of a metric by its name in records: "heldout/ntk_rank", "heldout/critic/ntk_rank", "evaluation/return"."""
     place, _, rest = name.partition("/")
     if place == "evaluation":
         score = score_of(rest)
         better = 0 if rest == "length" else 1
-        return Measure(score.meaning, unit=UNITS.get(score.word, ""), better=better)
+        return MetricInfo(score.meaning, unit=UNITS.get(score.word, ""), better=better)
     role, _, last = rest.rpartition("/")
-    found = MEASURES.get(last) or Measure((last or place).replace("_", " "))
+    found = MEASURES.get(last) or MetricInfo((last or place).replace("_", " "))
     return found._replace(word=f"{found.word}, {role}") if role else found
 
 

@@ -13,7 +13,7 @@ from sphere.errors import UserError
 NEEDS = "reading and writing data sets needs Minari: pip install 'sphere-rl[offline]'"
 
 
-class Recorded(NamedTuple):
+class TransitionTable(NamedTuple):
     """Transitions of a data set, float32."""
 
     obs: np.ndarray
@@ -24,7 +24,7 @@ class Recorded(NamedTuple):
     """1 where the episode terminated; a time limit is 0."""
 
     @staticmethod
-    def of_episodes(episodes: Iterable[Any]) -> "Recorded":
+    def of_episodes(episodes: Iterable[Any]) -> "TransitionTable":
         """Each has observations [time + 1, obs], actions, rewards and terminations [time, ...], as Minari gives
         them."""
         parts: list[tuple[np.ndarray, ...]] = []
@@ -40,7 +40,7 @@ class Recorded(NamedTuple):
             parts.append((obs[:-1], action, reward, obs[1:], terminated))
         if not parts:
             raise UserError("the data set has no episodes; record some, or name another")
-        return Recorded(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+        return TransitionTable(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
     def check(self, name: str, spec: DataSpec) -> None:
         """Refuse what does not fit the tasks or cannot be learned from."""
@@ -70,7 +70,7 @@ def minari() -> Any:
     return package
 
 
-def read(name: str) -> Recorded:
+def read(name: str) -> TransitionTable:
     """A data set by Minari's name, or by the path of its directory."""
     if not name:
         raise UserError("no data set is named; add --dataset NAME, a name that Minari knows or the path of a directory")
@@ -83,7 +83,7 @@ def read(name: str) -> Recorded:
             raise UserError(
                 f"the data set {name} is of spaces {spaces[0]} and {spaces[1]}; wanted boxes of one dimension"
             )
-        return Recorded.of_episodes(found.iterate_episodes())
+        return TransitionTable.of_episodes(found.iterate_episodes())
     except UserError:
         raise
     except (OSError, KeyError, ValueError, EOFError, RuntimeError) as error:

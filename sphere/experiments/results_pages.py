@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 from sphere.experiments import registry
 from sphere.experiments.beside_runs import BESIDE, beside_lines, networks_tables, predictors_lines, repeat_lines
-from sphere.experiments.claims import CLAIMS
 from sphere.experiments.experiment import Experiment, Found
+from sphere.experiments.matching import Archive, effort, identities
 from sphere.experiments.overview import WIDTH, headline, overview, prose, wrapped
+from sphere.experiments.paper_claims import CLAIMS
 from sphere.experiments.paper_items import items, labels
-from sphere.experiments.records import Archive, effort, identities
 from sphere.experiments.results_tables import level_table, markdown, narrow, paper_tables
 from sphere.experiments.verdicts import NOT_RUN, Judged, in_words, judge, printed_apart
 from sphere.report.tables import Table
@@ -23,7 +23,7 @@ COMMAND = "sphere experiment pages results -o docs/results"
 MADE = f"<!-- Made by `{COMMAND}`. Do not edit; hand-written text is in notes/. -->"
 
 
-class Result(NamedTuple):
+class ExperimentRecords(NamedTuple):
     """An experiment and what there is of it."""
 
     experiment: Experiment
@@ -33,16 +33,18 @@ class Result(NamedTuple):
     judged: list[Judged]
 
 
-def results_of(records: Archive) -> dict[str, Result]:
+def results_of(records: Archive) -> dict[str, ExperimentRecords]:
     found = {}
     for name, experiment in registry().items():
         runs = records.found(experiment)
         judged = [judge(claim, runs, experiment.seeds) for claim in CLAIMS.get(name, ())]
-        found[name] = Result(experiment, *records.belonging(experiment), runs, judged)
+        found[name] = ExperimentRecords(experiment, *records.belonging(experiment), runs, judged)
     return found
 
 
-def write_pages(records: Archive, results: Mapping[str, Result], out: Path, figures: bool = True) -> list[Path]:
+def write_pages(
+    records: Archive, results: Mapping[str, ExperimentRecords], out: Path, figures: bool = True
+) -> list[Path]:
     """All pages; `out`/notes has the hand-written texts. Returns the files."""
     written = []
     for name, result in results.items():
@@ -70,7 +72,7 @@ def _write(lines: Iterable[str], path: Path) -> Path:
 # Parts of a page
 
 
-def _page(name: str, result: Result, tables: Sequence[Table]) -> list[str]:
+def _page(name: str, result: ExperimentRecords, tables: Sequence[Table]) -> list[str]:
     experiment, found, judged = result.experiment, result.found, result.judged
     numbers = {item.label: item.number for item in items()}
     source = " and ".join(f"{numbers[one]} (`{one}`)" for one in labels(experiment.source))
@@ -115,7 +117,7 @@ def _claim(one: Judged, seeds: int) -> str:
     return wrapped(" ".join(word for word in words if word), "- ", "  ")
 
 
-def _results(name: str, result: Result, out: Path | None) -> tuple[Sequence[Table], list[str]]:
+def _results(name: str, result: ExperimentRecords, out: Path | None) -> tuple[Sequence[Table], list[str]]:
     """The experiment's own tables, and the names of its figures, which are drawn into `out`."""
     found = result.found
     if found is None:
@@ -139,7 +141,7 @@ def _results(name: str, result: Result, out: Path | None) -> tuple[Sequence[Tabl
     return kept, sorted(drawn)
 
 
-def _more(name: str, result: Result, records: Archive) -> list[str]:
+def _more(name: str, result: ExperimentRecords, records: Archive) -> list[str]:
     """What else the records of this suite and protocol say."""
     experiment, paths, repeats, found, _ = result
     lines: list[str] = []
@@ -173,7 +175,7 @@ def _more(name: str, result: Result, records: Archive) -> list[str]:
     return lines
 
 
-def _made(name: str, result: Result, records: Archive) -> list[str]:
+def _made(name: str, result: ExperimentRecords, records: Archive) -> list[str]:
     """The command, the device and the time."""
     experiment, paths, _, found, _ = result
     configs = identities(experiment).values()

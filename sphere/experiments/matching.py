@@ -20,11 +20,11 @@ from sphere.experiments import registry
 from sphere.experiments.arms import Arm
 from sphere.experiments.configs import by_task, config_of, identity_of, identity_on_any_task, read
 from sphere.experiments.experiment import Experiment, Found
-from sphere.report.labels import spell
 from sphere.report.load import load
+from sphere.report.names import spell
 from sphere.report.run import Loaded, Run
 from sphere.storage.provenance import RESUMED
-from sphere.storage.reader import Record, find_runs, read_run
+from sphere.storage.reader import RunContents, find_runs, read_run
 from sphere.storage.run_directory import read_events
 from sphere.training.settings import FleetConfig
 
@@ -59,7 +59,7 @@ class Archive:
     """The records below a directory, each read once."""
 
     root: Path
-    records: Mapping[Path, Record]
+    records: Mapping[Path, RunContents]
 
     @cached_property
     def identities(self) -> dict[Path, str]:
@@ -117,7 +117,7 @@ def archive(root: Path) -> Archive:
     return found
 
 
-def differences(record: Record, experiment: Experiment) -> dict[str, Any]:
+def differences(record: RunContents, experiment: Experiment) -> dict[str, Any]:
     """The settings of a run that the nearest arm of an experiment does not have. Tasks aside: those are counted."""
     mine = json.loads(identity_of(read(record.config["settings"])))
     found = []
@@ -150,7 +150,7 @@ class Effort(NamedTuple):
     """Added up over runs."""
 
 
-def effort(records: Iterable[Record]) -> list[Effort]:
+def effort(records: Iterable[RunContents]) -> list[Effort]:
     """From the times in the records. A pause counts as three times the usual time of its steps at most."""
     spans: dict[str, list[tuple[float, float]]] = defaultdict(list)
     runs: dict[str, set[Path]] = defaultdict(set)
@@ -164,7 +164,7 @@ def effort(records: Iterable[Record]) -> list[Effort]:
     ]
 
 
-def _spans(record: Record) -> list[tuple[str, tuple[float, float]]]:
+def _spans(record: RunContents) -> list[tuple[str, tuple[float, float]]]:
     events = read_events(record.path)
     step = np.array([event["step"] for event in events], float)
     wall = np.array([event["wall"] for event in events], float)

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sphere.algos.fleet import EXACT
 from sphere.algos.learner import DataSpec
+from sphere.algos.rows import EXACT
 from sphere.algos.source import States
 from sphere.diagnostics import diagnose, expert_load, saturation
 from sphere.ntk import effective_rank

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sphere.algos.ppo import PPO, PPOState, minibatch
-from sphere.algos.ppo_equations import Batch
+from sphere.algos.ppo_equations import Minibatch
 from sphere.algos.state import init_moments
 from sphere.methods import Sphere
 from sphere.nets import MLP, GaussianActor, NetConfig, Value, build
@@ -95,7 +95,7 @@ def replay(arrays: dict[str, np.ndarray], case: str) -> list[Deviation]:
         found = [Deviation(case, "mean_before", largest(mean, arrays["mean_before"]), TARGETS["parameters"])]
         for i in range(int(updates)):
             names = ("observations", "actions", "old_log_prob", "advantages", "returns")
-            state, metrics = step(state, Batch(*(jnp.asarray(arrays[f"batch{i}/{name}"]) for name in names)))
+            state, metrics = step(state, Minibatch(*(jnp.asarray(arrays[f"batch{i}/{name}"]) for name in names)))
             losses = {"policy_loss": metrics.policy_loss, "value_loss": config.value_coefficient * metrics.value_loss}
             if mode is not None:
                 losses["sphere_loss"] = metrics.penalty

@@ -14,7 +14,7 @@ from sphere.algos.td3 import TD3
 from sphere.algos.td3_bc import TD3BC
 from sphere.algos.td3_equations import Transition
 from sphere.algos.td3_step import TD3State, minibatch
-from sphere.cli.replay import Deviation, largest, read_arrays
+from sphere.cli.verify_update import Deviation, largest, read_arrays
 from sphere.nets import MLP, DeterministicActor, NetConfig, TwinQ, build
 
 TARGET, LOSS_TARGET = 2e-6, 1e-5

@@ -11,12 +11,12 @@ import numpy as np
 from sphere import envs
 from sphere.algos.source import Outcomes, Source, Wanted
 from sphere.envs import heldout, simulators, worker_path
+from sphere.envs.collector import COLUMNS, Collector
 from sphere.envs.handles import cores
-from sphere.envs.player import COLUMNS, Player
 from sphere.envs.pool import MANY
 from sphere.envs.process_source import EnvironmentSource
+from sphere.envs.running_statistics import Statistics, seen
 from sphere.envs.simulators import Simulator
-from sphere.envs.statistics import Statistics, seen
 from sphere.envs.suite_source import task_name
 from sphere.envs.turns import Turns
 from sphere.envs.worlds_source import GPU_COLUMNS, WorldsSource
@@ -113,7 +113,7 @@ class Environments:
         """Deterministic episodes of saved policies (with a run axis), the same as in training."""
         statistics = Statistics(**saved["statistics"]) if saved.get("statistics") else None
         with envs.make(task, episodes, seeds, self.workers, **self.of_suite()) as pool:
-            return Player(pool).evaluate(policy, task_name(task), seeds, statistics)
+            return Collector(pool).evaluate(policy, task_name(task), seeds, statistics)
 
     def divide(self, runs: int, sharing: int) -> list[int]:
         wanted = self.overlap
