@@ -30,9 +30,9 @@ PART = 50 * 2**20
 """Bytes of a part of an archive."""
 
 PACKAGES = """
-    absl-py cloudpickle docstring-parser equinox etils farama-notifications fsspec glfw gymnasium imageio jaxtyping
-    importlib-resources metaworld==3.1.1 mujoco==3.3.0 optax packaging typeguard typing-extensions tyro
-    wadler-lindig zipp
+    absl-py cloudpickle docstring-parser equinox etils farama-notifications fsspec glfw gymnasium h5py imageio jaxtyping
+    importlib-resources metaworld==3.1.1 minari==0.5.4 mujoco==3.3.0 optax packaging pillow typeguard typing-extensions
+    tyro wadler-lindig zipp
 """.split()
 """What `sphere` and its suites import, without jax, numpy and scipy."""
 

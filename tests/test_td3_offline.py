@@ -1,13 +1,19 @@
 """TD3+BC on recorded transitions: what is asked of a data set, how it is read, and that a known action is cloned."""
 
+import contextlib
+import dataclasses
+from functools import partial
 from types import SimpleNamespace
 
 import fleets
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from fleets import changed
 
-from sphere.algos.learner import DataSpec
+from sphere.algos import fleet as rows
+from sphere.algos.learner import Clock, DataSpec
 from sphere.algos.td3_bc import TD3BC
 from sphere.data import offline
 from sphere.data.offline import Offline
@@ -73,6 +79,24 @@ def test_it_finds_the_action_that_the_data_are_scattered_around(recorded, tmp_pa
     lines = fleets.numbers(tmp_path / "whole")["rho0.1-seed0/metrics.jsonl"]
     assert "heldout/ntk_rank" in lines[-2]
     assert lines[-1]["final/success_at_end"] == 1
+
+
+def test_runs_side_by_side_learn_from_one_table_as_runs_in_turns_do(recorded, monkeypatch):
+    """As on a GPU and as on a CPU; the table has no run axis."""
+    monkeypatch.setattr(offline, "read", lambda name: recorded)
+    config = changed(TINY, seeds=(0, 1))
+    learner, seeds = dataclasses.replace(config.learner, rollout_steps=4), np.arange(2, dtype=np.uint32)
+    (source,) = config.source.open(config.wanted, [seeds.tolist()])
+    with contextlib.closing(source):
+        data, _ = source.collect(None, 0)
+    assert data["table"].shape == (1024, 8)
+    numbers = {name: jnp.full(2, value) for name, value in (learner.numbers | {"rho": 0.1}).items()}
+    state = rows.init(learner, source.spec, seeds, numbers)
+    given = state, numbers, data, seeds, Clock(jnp.int32(0), jnp.float32(0))
+    beside, turns = (jax.jit(partial(form, learner))(*given) for form in (rows.side_by_side, rows.in_turns))
+    for one, other in zip(jax.tree.leaves(beside), jax.tree.leaves(turns), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    assert max(np.abs(leaf[0] - leaf[1]).max() for leaf in jax.tree.leaves(beside[0].nets)) > 0.1  # runs of their own
 
 
 @pytest.mark.parametrize("change", [lambda obs: obs[1:], lambda obs: np.where(np.arange(1024)[:, None] == 7, 0, obs)])
@@ -158,6 +182,19 @@ def test_recording_is_seeded_and_the_scripted_policy_succeeds():
     assert all(one.truncations.tolist() == [False] * 149 + [True] for one in episodes)
     assert behaviour.success_once == 1
     assert noisy.success_once < 1  # uniform actions do not close a faucet
+
+
+def test_tasks_recorded_by_several_processes_are_those_of_one():
+    pytest.importorskip("metaworld")
+    from sphere.data.record import record_all
+
+    tasks, settings = ["push", "faucet-close"], (1, 0, (0.1,), 0.1, 10)
+    beside, turns = (list(record_all(tasks, processes, *settings)) for processes in (2, 1))
+    assert [row.task for _, row in beside] == tasks
+    for (found, one), (wanted, other) in zip(beside, turns, strict=True):
+        assert one == other
+        for column, same in zip(found[0], wanted[0], strict=True):
+            np.testing.assert_array_equal(column, same)
 
 
 def test_a_data_set_is_written_and_read_back_by_name_and_by_path(tmp_path, monkeypatch, capsys):

@@ -82,6 +82,8 @@ class Learner:
     """All that keeps its networks plastic."""
     placement: ClassVar[str | None] = None
     """The network that methods act on unless they are told otherwise; None: each has its own."""
+    shared: ClassVar[tuple[str, ...]] = ()
+    """Names of data that all runs of a fleet have in common; they come without a run axis."""
     deterministic: bool
     """On a GPU, choose kernels by rule and not by timing them, so that every process computes the same bits."""
 

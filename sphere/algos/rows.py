@@ -97,19 +97,22 @@ def cross(learner: Learner, keep: Keep, old: Any, fresh: Any, seeds: Integer[Row
 
 def side_by_side(learner: Learner, *arguments: Any) -> tuple[Any, dict[str, Array]]:
     """All runs at once. A GPU waits for kernels to begin, not for them to end."""
-    return jax.vmap(learner.update, in_axes=(0, 0, 0, 0, None))(*arguments)
+    by_run = {name: None if name in learner.shared else 0 for name in arguments[2]}
+    return jax.vmap(learner.update, in_axes=(0, 0, by_run, 0, None))(*arguments)
 
 
 def in_turns(learner: Learner, *arguments: Any) -> tuple[Any, dict[str, Array]]:
     """One run after the other, each as if alone. Cores have no room for more, and with a run axis the compiler copies
     parameters and gradients from order to order: an update takes 10 to 50% longer there."""
-    *by_run, clock = arguments
+    state, numbers, data, seeds, clock = arguments
+    shared = {name: column for name, column in data.items() if name in learner.shared}
+    rest = {name: column for name, column in data.items() if name not in learner.shared}
 
     def one(own: tuple[Any, Any, Any, Any]) -> tuple[Any, dict[str, Array]]:
         state, numbers, data, seed = own
-        return learner.update(state, numbers, data, seed, clock)
+        return learner.update(state, numbers, data | shared, seed, clock)
 
-    return jax.lax.map(one, tuple(by_run))
+    return jax.lax.map(one, (state, numbers, rest, seeds))
 
 
 def _update(learner: Learner, *arguments: Any) -> tuple[Any, dict[str, Array]]:

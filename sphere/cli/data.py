@@ -59,9 +59,12 @@ class RecordOptions:
     horizon: int | None = None
     """Steps of an episode; default: the suite's, 500."""
     seed: int = 0
+    processes: int | None = None
+    """Tasks that are recorded at the same time; default: as many as there are cores. The data do not depend on it."""
 
     def __post_init__(self) -> None:
-        in_range(self, {"episodes": (1, None), "uniform": (0, 1), "horizon": (1, None), "seed": (0, None)})
+        bounds: dict[str, tuple[float | None, float | None]] = {"uniform": (0, 1), "seed": (0, None)}
+        in_range(self, bounds | dict.fromkeys(("episodes", "horizon", "processes"), (1, None)))
         if not self.noise or min(self.noise) < 0:
             raise UserError(f"noise is {self.noise}; want at least one deviation, each 0 or more")
 
@@ -94,8 +97,9 @@ def _check_room(steps: int) -> None:
 def record_metaworld(arguments: list[str]) -> None:
     options = tyro.cli(RecordOptions, prog="sphere data record metaworld", args=arguments)
     from sphere import envs
-    from sphere.data.scripted import record, write
+    from sphere.data.scripted import record_all, write
     from sphere.data.transitions import minari
+    from sphere.envs.handles import cores
     from sphere.presets import CW10
 
     minari()  # before hours of recording
@@ -107,12 +111,12 @@ def record_metaworld(arguments: list[str]) -> None:
             raise unknown("task", task, known)
     episodes, rows = [], []
     print(f"{'task':<20} {'episodes':>9} {'success once':>13} {'at the end':>11} {'return':>9}")
-    for task in tasks:
-        found, row = record(task, options.episodes, options.seed, options.noise, options.uniform, options.horizon)
+    settings = options.episodes, options.seed, options.noise, options.uniform, options.horizon
+    for found, row in record_all(tasks, options.processes or cores(), *settings):
         episodes += found
         rows.append(row)
         print(
-            f"{task:<20} {row.episodes:>9} {row.success_once:>13.2f} {row.success_at_end:>11.2f} "
+            f"{row.task:<20} {row.episodes:>9} {row.success_once:>13.2f} {row.success_at_end:>11.2f} "
             f"{row.mean_return:>9.0f}",
             flush=True,
         )

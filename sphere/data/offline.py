@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from sphere import envs
@@ -15,7 +14,7 @@ from sphere.algos.source import Outcomes, Source, States, Wanted
 from sphere.data.transitions import TransitionTable, read
 from sphere.envs.collector import Collector, outcomes
 from sphere.envs.environments import Environments, task_name
-from sphere.envs.policy import EPSILON
+from sphere.envs.policy import EPSILON, normalised
 from sphere.envs.running_statistics import Statistics
 from sphere.errors import UserError
 
@@ -73,15 +72,16 @@ class OfflineSource:
         self.statistics = statistics_of(recorded, self.runs)
         self.count = len(recorded.reward)
         self.table = self._table(recorded)
+        self.held = self.table.nbytes
 
     def _table(self, recorded: TransitionTable) -> jax.Array:
-        """All transitions as rows of a memory, on the device, for every run."""
+        """All transitions as rows of a memory, on the device, once for all runs: they normalise alike."""
         low, high = np.array(self.spec.low, np.float32), np.array(self.spec.high, np.float32)
-        obs, following = (self.statistics.normalise(x[None])[0] for x in (recorded.obs, recorded.next_obs))
+        mean, var = self.statistics.mean[0], self.statistics.var[0]
+        obs, following = (normalised(x, mean, var) for x in (recorded.obs, recorded.next_obs))
         action = np.clip((recorded.action - (high + low) / 2) / ((high - low) / 2), -1, 1)
         columns = (obs, action, recorded.reward, following, recorded.terminated)
-        rows = replay.as_rows([column[:, None] for column in columns])
-        return jnp.broadcast_to(rows, (self.runs, *rows.shape))
+        return replay.as_rows([column[:, None] for column in columns])
 
     def enter(self, task: str, keep: Any | None) -> None:
         """The data are those of all tasks; only evaluation changes."""
@@ -100,7 +100,7 @@ class OfflineSource:
         if not self.wanted.heldout:
             return None
         rows = np.linspace(0, self.count - 1, min(self.wanted.heldout, self.count)).astype(int)
-        return States({"heldout": np.asarray(self.table[:, rows, : self.spec.observation[0]])})
+        return States({"heldout": np.tile(np.asarray(self.table[rows, : self.spec.observation[0]]), (self.runs, 1, 1))})
 
     def get_state(self) -> dict[str, Any]:
         return {"statistics": self.statistics.state()}

@@ -1,7 +1,9 @@
 """Data sets of MetaWorld by the package's scripted policies with seeded noise."""
 
+import multiprocessing
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,6 +59,16 @@ def record(
     return found, Behaviour(task, episodes, *means)
 
 
+def record_all(tasks: Sequence[str], processes: int, *settings: Any) -> Iterator[tuple[list[Episode], Behaviour]]:
+    """`record` of several tasks in their order, each in one of so many processes. The episodes do not depend on it."""
+    if (count := min(processes, len(tasks))) <= 1:
+        yield from (record(task, *settings) for task in tasks)
+        return
+    fresh = multiprocessing.get_context("spawn")  # a fork of a process that runs jax may hang
+    with ProcessPoolExecutor(count, mp_context=fresh) as pool:
+        yield from pool.map(record, tasks, *([one] * len(tasks) for one in settings))
+
+
 def _actions(policies: Sequence[Any], obs: np.ndarray) -> np.ndarray:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Constant")  # the policies' actions are meant to be clipped
@@ -72,11 +84,11 @@ def write(name: str, episodes: Sequence[Episode], behaviour: Sequence[Behaviour]
     size, act = episodes[0].observations.shape[1], episodes[0].actions.shape[1]
     buffers = [
         EpisodeBuffer(
-            observations=list(one.observations),
-            actions=list(one.actions),
-            rewards=one.rewards.tolist(),
-            terminations=one.terminations.tolist(),
-            truncations=one.truncations.tolist(),
+            observations=one.observations,
+            actions=one.actions,
+            rewards=one.rewards,
+            terminations=one.terminations,
+            truncations=one.truncations,
         )
         for one in episodes
     ]

@@ -51,7 +51,7 @@ def stationary(found: Found) -> Results:
 TITLES = {
     "td3-critic": "TD3 with a Top-K critic, MetaWorld, CRL, one update per environment step",
     "td3-layernorm": "SPHERE and LayerNorm in the critic of TD3, MetaWorld, CRL, one update per environment step",
-    "td3-bc": "TD3+BC with a Top-K critic on recorded data of MetaWorld's ten tasks",
+    "td3-bc": "TD3+BC with a Top-K critic on recorded data of MetaWorld's ten tasks, 200,000 updates",
     "longer-chain": "Continual World's ten tasks twice, PPO, CRL",
 }
 

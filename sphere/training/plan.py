@@ -83,6 +83,7 @@ def plan(config: FleetConfig, out: Path) -> str:
     width = replay.width(source.spec)
     made_up = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(data)) // _samples(data)
     one = runs * config.iteration_steps * (4 * width if remembered else made_up)
+    held_data = getattr(source, "held", 0)  # optional: bytes of a data set that lies on the device once for all runs
     many = "run" if runs == 1 else "runs as one fleet"
     lines = [
         f"{runs} {many} on {jax.devices()[0].device_kind}, into {out}",
@@ -93,8 +94,9 @@ def plan(config: FleetConfig, out: Path) -> str:
         f"({plural(config.iterations_per_task, 'iteration')} of {config.iteration_steps:,}), "
         f"{config.total_iterations * config.iteration_steps * runs:,} in all",
         f"  networks   {parameters:,} parameters per run ({' and '.join(nets)})",
-        f"  memory     about {limits.in_units(3 * held + 2 * one + remembered)} on the device "
-        f"(states {limits.in_units(held)}, one iteration's data {limits.in_units(one)}"
+        f"  memory     about {limits.in_units(3 * held + (held_data or 2 * one) + remembered)} on the device "
+        f"(states {limits.in_units(held)}, "
+        + (f"data set {limits.in_units(held_data)}" if held_data else f"one iteration's data {limits.in_units(one)}")
         + (f", replay {limits.in_units(remembered)}, on disk as much)" if remembered else ")"),
         f"  time       about {clock(config.total_iterations * iteration)}, evaluation included, at "
         f"{runs * config.iteration_steps / iteration:,.0f} steps/s: by a short measurement just now, with fresh "
