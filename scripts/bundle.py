@@ -54,8 +54,11 @@ TASKS = """
 UNUSED = (
     "bin", "*.dist-info/RECORD", "**/__pycache__", "mujoco/include", "mujoco/mjx", "mujoco/plugin", "mujoco/testdata",
     "mujoco/sample", "mujoco/simulate", "mujoco/bin", "gymnasium/envs/mujoco/assets", "gymnasium/envs/toy_text/img",
-    "gymnasium/envs/box2d",
+    "gymnasium/envs/box2d", "h5py/tests", "PIL/_avif*", "PIL/_imagingcms*", "PIL/_imagingft*", "PIL/_webp*",
+    *(f"pillow.libs/lib{name}*" for name in ("avif", "brotli", "freetype", "harfbuzz", "lcms2", "png", "sharpyuv",
+      "webp")),
 )  # fmt: skip
+"""Of pillow, which Minari imports and does not use for numbers, only what it cannot be imported without."""
 
 
 WARP_UNUSED = (
