@@ -40,6 +40,19 @@ def seconds(function: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
+def opened(config: FleetConfig, folder: str) -> Fleet:
+    """At the start of its first task; what it remembers goes into directories of its runs."""
+    for run in config.runs:
+        (Path(folder) / run.name).mkdir()
+    fleet = Fleet(config, Path(folder))
+    try:
+        fleet.begin_task()
+    except BaseException:
+        fleet.close()
+        raise
+    return fleet
+
+
 def iterations(fleet: Fleet, count: int) -> None:
     """As training does them between two checkpoints."""
     for i in range(count):
@@ -51,9 +64,8 @@ def measure(config: FleetConfig, count: int, evaluated: bool = True) -> tuple[fl
     """Seconds: of an iteration's collecting, of its share of evaluation, of all that training does; and until then."""
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        fleet = Fleet(config, Path(folder))
+        fleet = opened(config, folder)
         try:
-            fleet.begin_task()
             iterations(fleet, 2)
             if evaluated:
                 fleet.each(Group.evaluate, fleet.task)

@@ -123,7 +123,7 @@ def remembered(config: TD3, fleet: int) -> dict[str, Any]:
     shape = (fleet, config.buffer_size, replay.width(SPEC))
     table = np.random.default_rng(1).standard_normal(shape, np.float32)
     table[..., -1] = 0  # no episode has ended
-    return {"table": table, "filled": np.full(fleet, config.buffer_size, np.int32)}
+    return replay.data(table, np.arange(fleet), config.buffer_size)
 
 
 def best(once: Callable[[], float], repeats: int, seconds: float) -> float:

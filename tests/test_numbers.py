@@ -159,7 +159,7 @@ GIVEN = {
     "docs/report.md": "0.1 0.00 0.20 0.40 95 20,000 9,999",  # settings, versions, and what a format looks like
     "docs/streams.md": "1,024 0.1 0.29 0.48 0.38 0.52 0.17 0.27 0.01 0.02 0.03 6.55 10.03 4.54 7.46 2.71 14.55 0.3 1.0 "
     "2,500 20,000 125 256",  # settings, and the paper's numbers
-    "docs/td3.md": "328 0.1 0.3 0.5",  # settings, and a size that follows from them
+    "docs/td3.md": "328 0.1 0.3 0.5 200,000",  # settings, and a size that follows from them
     "docs/theory.md": "0.861 2,560",  # the paper's
     "docs/tutorials/jax.md": "0.1",  # a value of rho
 }

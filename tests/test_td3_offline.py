@@ -89,7 +89,7 @@ def test_runs_side_by_side_learn_from_one_table_as_runs_in_turns_do(recorded, mo
     (source,) = config.source.open(config.wanted, [seeds.tolist()])
     with contextlib.closing(source):
         data, _ = source.collect(None, 0)
-    assert data["table"].shape == (1024, 8)
+    assert data["table"].shape == (1, 1024, 8)
     numbers = {name: jnp.full(2, value) for name, value in (learner.numbers | {"rho": 0.1}).items()}
     state = rows.init(learner, source.spec, seeds, numbers)
     given = state, numbers, data, seeds, Clock(jnp.int32(0), jnp.float32(0))

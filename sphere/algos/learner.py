@@ -119,8 +119,8 @@ class Learner:
 
     @property
     def memory(self) -> int:
-        """Transitions of a run that it remembers beyond an iteration; 0: none. With a memory, `update` gets as data its
-        `table` [capacity, width] and how many rows are `filled`, the newest included (`sphere.algos.replay`)."""
+        """Transitions of a run that it remembers beyond an iteration; 0: none. With a memory, `update` gets as data the
+        `table` of all runs, its own `place` in it and how many rows are `filled` (`sphere.algos.replay.data`)."""
         return 0
 
     def remember(self, spec: DataSpec, data: Data) -> Float[Array, "n width"]:

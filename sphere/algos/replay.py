@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from sphere.algos.learner import DataSpec
@@ -33,6 +34,12 @@ def columns(rows: Float[Array, "n width"], action: int) -> tuple[Array, ...]:
     obs = (rows.shape[1] - action - 2) // 2
     first, second = obs + action, obs + action + 1
     return rows[:, :obs], rows[:, obs:first], rows[:, first], rows[:, second : second + obs], rows[:, -1]
+
+
+def data(table: Float[Any, "table capacity width"], places: Any, filled: int) -> dict[str, Any]:
+    """What runs learn from: all tables, and for each run which of them is its own and how many rows of it count."""
+    places = np.asarray(places, np.int32)
+    return {"table": table, "place": places, "filled": np.full(len(places), filled, np.int32)}
 
 
 def empty(runs: int, capacity: int, width: int) -> Float[Array, "run capacity width"]:

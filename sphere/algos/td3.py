@@ -49,6 +49,7 @@ class TD3(ActorCritic):
     name: ClassVar[str] = "td3"
     title: ClassVar[str] = "TD3"
     placement: ClassVar[str | None] = "critic"
+    shared: ClassVar[tuple[str, ...]] = ("table",)
     alpha: ClassVar[float | None] = None
 
     num_envs: int = 8
@@ -154,12 +155,14 @@ class TD3(ActorCritic):
     def update(
         self, state: TD3State, numbers: Numbers, data: Data, seed: Integer[Array, ""], clock: Clock
     ) -> tuple[TD3State, dict[str, Array]]:
-        """All updates of an iteration, as one scan, from the `filled` rows of the memory's `table` [capacity,
-        width]."""
-        table, filled = data["table"], data["filled"]
-        if len(table) < self.batch_size:
+        """All updates of an iteration, as one scan, from the `filled` rows of the `place`-th of the memory's tables.
+
+        Rows are gathered from `table` [run, capacity, width] as it is: on a CPU, one run's part of it would be a copy.
+        """
+        table, place, filled = data["table"], data["place"], data["filled"]
+        if (capacity := table.shape[1]) < self.batch_size:
             raise ValueError(
-                f"the data set has {len(table)} transitions, fewer than a minibatch of {self.name}.batch_size="
+                f"the data set has {capacity} transitions, fewer than a minibatch of {self.name}.batch_size="
                 f"{self.batch_size}; use a smaller batch or more data"
             )
         count, action = self.updates, len(state.nets["actor"].low)
@@ -175,7 +178,7 @@ class TD3(ActorCritic):
                 rows, noise, index = xs
                 steps = clock.iteration * count + index
                 around = Surroundings(unpack, pack, steps=steps, key=jax.random.fold_in(own, index))
-                batch = Transition(*replay.columns(table[rows], action))
+                batch = Transition(*replay.columns(table[place, rows], action))
                 turn = (steps + 1) % self.policy_delay == 0
                 state, metrics = minibatch(self, state, numbers, batch, noise, turn, around)
                 return state, jnp.stack([jnp.asarray(metric, jnp.float32) for metric in metrics])
@@ -213,7 +216,7 @@ class TD3(ActorCritic):
         width = replay.width(spec)
         # evenly spread numbers: a router that sees equal states would send all of them to the same experts
         table = np.sin(np.arange(runs * size * width, dtype=np.float32)).reshape(runs, size, width)
-        return few, {"table": table, "filled": np.full(runs, size, np.int32)}, self.updates / few.updates
+        return few, replay.data(table, np.arange(runs), size), self.updates / few.updates
 
 
 class AtActions(eqx.Module):

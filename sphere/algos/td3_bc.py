@@ -1,9 +1,8 @@
 """TD3+BC (Fujimoto 2021): TD3 on recorded data, with a term that keeps the actor near the actions of the data."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from sphere.algos.learner import DataSpec
 from sphere.algos.td3 import TD3
 
 
@@ -13,7 +12,6 @@ class TD3BC(TD3):
 
     name: ClassVar[str] = "td3-bc"
     title: ClassVar[str] = "TD3+BC"
-    shared: ClassVar[tuple[str, ...]] = ("table",)
     # settings of TD3 that have no meaning here
     form: ClassVar[str] = "authors"  # type: ignore[misc]
     num_envs: ClassVar[int] = 1  # type: ignore[misc]
@@ -31,7 +29,3 @@ class TD3BC(TD3):
     def memory(self) -> int:
         """The data set is the memory, one for all runs."""
         return 0
-
-    def trial(self, spec: DataSpec, runs: int) -> tuple[TD3, dict[str, Any], float]:
-        few, data, factor = super().trial(spec, runs)
-        return few, data | {"table": data["table"][0]}, factor

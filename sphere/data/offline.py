@@ -81,13 +81,13 @@ class OfflineSource:
         obs, following = (normalised(x, mean, var) for x in (recorded.obs, recorded.next_obs))
         action = np.clip((recorded.action - (high + low) / 2) / ((high - low) / 2), -1, 1)
         columns = (obs, action, recorded.reward, following, recorded.terminated)
-        return replay.as_rows([column[:, None] for column in columns])
+        return replay.as_rows([column[:, None] for column in columns])[None]
 
     def enter(self, task: str, keep: Any | None) -> None:
         """The data are those of all tasks; only evaluation changes."""
 
     def collect(self, policy: Any, iteration: int) -> tuple[Data, Outcomes]:
-        return {"table": self.table, "filled": np.full(self.runs, self.count, np.int32)}, outcomes([], 1)
+        return replay.data(self.table, np.zeros(self.runs), self.count), outcomes([], 1)
 
     def sample(self, policy: Any, steps: int, iteration: int) -> Any:
         return self.collect(policy, iteration)
@@ -100,7 +100,9 @@ class OfflineSource:
         if not self.wanted.heldout:
             return None
         rows = np.linspace(0, self.count - 1, min(self.wanted.heldout, self.count)).astype(int)
-        return States({"heldout": np.tile(np.asarray(self.table[rows, : self.spec.observation[0]]), (self.runs, 1, 1))})
+        return States(
+            {"heldout": np.tile(np.asarray(self.table[0, rows, : self.spec.observation[0]]), (self.runs, 1, 1))}
+        )
 
     def get_state(self) -> dict[str, Any]:
         return {"statistics": self.statistics.state()}
