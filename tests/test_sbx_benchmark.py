@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("metaworld")
 
 from benchmarks import kept, sbx, update
-from sphere.algos import fleet as rows
+from sphere.algos import rows
 
 SIZES = sorted([39 * 256, 256, 256 * 256, 256, 256 * 4, 4, *2 * [43 * 256, 256, 256 * 256, 256, 256, 1]])
 """Actor and twin critics, two layers of 256."""

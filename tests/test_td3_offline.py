@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from fleets import changed
 
-from sphere.algos import fleet as rows
+from sphere.algos import rows
 from sphere.algos.learner import Clock, DataSpec
 from sphere.algos.td3_bc import TD3BC
 from sphere.data import offline
@@ -186,7 +186,7 @@ def test_recording_is_seeded_and_the_scripted_policy_succeeds():
 
 def test_tasks_recorded_by_several_processes_are_those_of_one():
     pytest.importorskip("metaworld")
-    from sphere.data.record import record_all
+    from sphere.data.scripted import record_all
 
     tasks, settings = ["push", "faucet-close"], (1, 0, (0.1,), 0.1, 10)
     beside, turns = (list(record_all(tasks, processes, *settings)) for processes in (2, 1))
