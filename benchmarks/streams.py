@@ -25,7 +25,8 @@ from sphere.algos import rows
 from sphere.algos.classifier import Classifier
 from sphere.algos.learner import Clock
 from sphere.algos.source import Wanted
-from sphere.data.streams import Stream, StreamSource, outcomes_of, prepared
+from sphere.data.prepared import prepared
+from sphere.data.streams import Stream, StreamSource, outcomes_of
 from sphere.presets import preset
 
 STEPS = 4

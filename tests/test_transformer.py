@@ -25,7 +25,7 @@ from encoders import (
 )
 
 from sphere import ntk
-from sphere.nets import NetConfig, TransformerConfig, build, moe, transformer, with_compute, with_temperature
+from sphere.nets import NetConfig, TransformerConfig, attention, build, moe, with_compute, with_temperature
 from sphere.nets.heads import Trunk
 
 NETS = {"text": (text_net, texts), "image": (image_net, images)}
@@ -60,7 +60,7 @@ def compute(request, monkeypatch):
     """`loops`: as a CPU computes many tokens, here with few."""
     if request.param == "loops":
         monkeypatch.setattr(moe, "LARGE_BLOCK", 2)
-        monkeypatch.setattr(transformer, "SHORT", 2)
+        monkeypatch.setattr(attention, "SHORT", 2)
     return "dense" if request.param == "dense" else "grouped"
 
 

@@ -20,12 +20,12 @@ from sphere.algos.learner import Data, DataSpec
 from sphere.algos.rows import EXACT
 from sphere.algos.source import Outcomes, Source, States, Wanted
 from sphere.data.labelled import Labelled, Split
+from sphere.data.prepared import prepared, standardised
+from sphere.data.scores import accuracies
 from sphere.errors import UserError, in_range
 
 CLASSES, TRAIN, TEST = range(3)
 """Purposes of the host's random numbers."""
-CHUNK = 250
-"""Test examples that go through a network at once, at most."""
 LONGEST, MOST_WORDS = 2**14, 10**6
 """Words of a post, and of a vocabulary, at most: 20,000 posts of that length take 1.2 GB, and all their words are a
 tenth of that vocabulary."""
@@ -210,21 +210,6 @@ def nothing() -> Outcomes:
 # On the device
 
 
-def prepared(data: Labelled, obs: Any) -> Float[Array, "*rows numbers"]:
-    """As networks read it: pixels with mean 0 and deviation 1 by channel, ids as they are."""
-    return standardised(data.mean, data.deviation, jnp.asarray(obs))
-
-
-def standardised(mean: tuple[float, ...], deviation: tuple[float, ...], obs: Array) -> Array:
-    found = obs.astype(jnp.float32)
-    if not mean:
-        return found
-    pixels = found.reshape(*found.shape[:-1], -1, len(mean)) / 255
-    ones = (1,) * (pixels.ndim - 1)
-    centre, scale = (jnp.asarray(one, jnp.float32).reshape(*ones, -1) for one in (mean, deviation))
-    return ((pixels - centre) / scale).reshape(found.shape)
-
-
 @partial(jax.jit, static_argnums=(0, 1, 2), compiler_options=EXACT)
 def epoch(
     mean: tuple[float, ...],
@@ -269,25 +254,8 @@ def outcomes_of(settings: Stream, policy: Any, tasks: list[Task], data: Labelled
     """Accuracy of every run on the test examples of its task, by both kinds of argmax."""
     obs = np.stack([task.test.obs for task in tasks])
     label, allowed = (np.stack(column) for column in zip(*((t.test.label, t.allowed) for t in tasks), strict=True))
-    of_all, within = jax.device_get(_accuracy(data.mean, data.deviation, policy, obs, label, allowed))
+    of_all, within = accuracies(data, policy, obs, label, allowed)
     columns = {"accuracy": of_all if settings.argmax == "all" else within}
     columns |= {"accuracy_of_all": of_all, "accuracy_within_task": within}
     every = np.arange(len(tasks))
     return Outcomes(every, np.zeros_like(every), {name: np.asarray(one, float) for name, one in columns.items()})
-
-
-@partial(jax.jit, static_argnums=(0, 1), compiler_options=EXACT)
-def _accuracy(mean: Any, deviation: Any, policy: Any, obs: Array, label: Array, allowed: Array) -> tuple[Array, Array]:
-    def one(own: tuple[Any, Array, Array, Array]) -> tuple[Array, Array]:
-        policy, obs, label, allowed = own
-        n, parts = len(obs), -(-len(obs) // CHUNK)
-        whole = jnp.pad(obs, ((0, -n % parts), (0, 0))).reshape(parts, -1, obs.shape[1])
-        found = jax.lax.map(lambda rows: policy.act(standardised(mean, deviation, rows)), whole)
-        logits = found.reshape(-1, found.shape[-1])[:n]
-        masked = jnp.where(allowed[None, :], logits, -jnp.inf)
-        right = [jnp.mean(jnp.argmax(given, axis=1) == label, dtype=jnp.float32) for given in (logits, masked)]
-        return right[0], right[1]
-
-    own = (policy, obs, label, allowed)
-    # on a CPU one after the other: there a run of a fleet then has the bits that it has alone
-    return jax.lax.map(one, own) if jax.default_backend() == "cpu" else jax.vmap(one)(own)

@@ -107,9 +107,10 @@ def grouped(expert: Int[Array, "n slots"], num_experts: int, max_tokens: int, mo
     used_blocks = -(-count // size)
     end = jnp.cumsum(used_blocks, dtype=jnp.int32)
     begin = jnp.sum(member * (end - used_blocks)[None, :], axis=1)  # first block of the token's expert
-    row = jnp.where(owner < num_experts, begin * size + rank, blocks * size)
+    index = jnp.arange(n * slots, dtype=jnp.int32)
+    row = jnp.where(owner < num_experts, begin * size + rank, blocks * size + index)  # those not used are dropped
     token = jnp.full(blocks * size, n * slots, jnp.int32)
-    token = token.at[row].set(jnp.arange(n * slots, dtype=jnp.int32), mode="drop")
+    token = token.at[row].set(index, mode="drop", unique_indices=True)
     block_expert = jnp.sum(end[None, :] <= jnp.arange(blocks, dtype=jnp.int32)[:, None], axis=1)
     block_expert = jnp.minimum(block_expert, num_experts - 1)  # blocks left over hold zeros
 

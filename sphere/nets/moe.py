@@ -30,12 +30,20 @@ def pick_compute(num_experts: int, tokens: int, n: int, width: int) -> str:
 
 
 LARGE_BLOCK = 128
-"""Rows of a block where blocks go through a loop, and on a GPU: enough for products at full speed."""
+"""Rows of a block where blocks go through a loop, and at least on a GPU: enough for products at full speed."""
 
 
 def loops(num_experts: int, tokens: int) -> bool:
     """Whether grouped tokens go through a loop: on a CPU, where every expert may expect several blocks."""
     return jax.default_backend() == "cpu" and tokens >= 4 * LARGE_BLOCK * num_experts
+
+
+def largest_block(num_experts: int, tokens: int, loop: bool) -> int:
+    """Rows of a block at most. On a GPU an expert has eight blocks or more where tokens are many: larger ones save
+    copies of its parameters, and few are left half empty."""
+    if jax.default_backend() == "cpu":
+        return LARGE_BLOCK if loop else 32
+    return max(LARGE_BLOCK, tokens // (8 * num_experts))
 
 
 class MoE(eqx.Module):
@@ -107,8 +115,7 @@ class MoE(eqx.Module):
             weight, aligned = routing.gate, True
             expert = jnp.broadcast_to(jnp.arange(self.num_experts), weight.shape)
         else:
-            most = LARGE_BLOCK if loop or jax.default_backend() != "cpu" else 32
-            route = dispatch.grouped(expert, self.num_experts, tokens, most)
+            route = dispatch.grouped(expert, self.num_experts, tokens, largest_block(self.num_experts, tokens, loop))
         complete = aligned and (how == "dense" or tokens == x.shape[0] * self.num_experts)
         owner = None if aligned else expert
         record = recorder.part("expert", owner, route.to_slots, route.to_bank)

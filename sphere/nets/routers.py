@@ -62,6 +62,13 @@ class LinearGate(eqx.Module):
         return record("linear", x, self.head(x), False), (x,)
 
 
+def top_1(logits: Float[Array, "n experts"]) -> tuple[Float[Array, "n 1"], Int[Array, "n 1"]]:
+    """`top_k` with K = 1, without sorting and, in its gradient, without a scatter."""
+    expert = jax.lax.argmax(logits, 1, jnp.int32)[:, None]
+    hot = jnp.arange(logits.shape[1])[None, :] == expert
+    return jnp.sum(jnp.where(hot, logits, 0), axis=1, keepdims=True), expert
+
+
 class TopK(eqx.Module):
     """The K largest logits, chosen by index (a threshold would keep more than K on ties); softmax over those K.
 
@@ -96,7 +103,7 @@ class TopK(eqx.Module):
             expert = jnp.broadcast_to(jnp.arange(num_experts), logits.shape)
             routing = Routing(logits, probability, probability, jnp.ones(logits.shape, bool), hidden[-1])
             return Plan(probability, expert, x, routing, True, n * num_experts)
-        best, expert = jax.lax.top_k(logits, self.top_k)
+        best, expert = top_1(logits) if self.top_k == 1 else jax.lax.top_k(logits, self.top_k)
         weight = jnp.take_along_axis(probability, expert, axis=1) if self.softmax == "all" else jax.nn.softmax(best)
         routing = Routing(logits, probability, *_spread(weight, expert, num_experts), hidden[-1])
         return Plan(weight, expert, x, routing, False, n * self.top_k)

@@ -9,8 +9,7 @@ other tokens.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
@@ -19,11 +18,11 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from sphere.checks import checked
 from sphere.errors import in_range
+from sphere.nets.attention import Attention, Record
+from sphere.nets.lookup import rows_of
 from sphere.nets.mlp import DEEPEST, LayerNorm, Linear, readable
 from sphere.nets.moe import MoE
 from sphere.nets.trace import Recorder, Trace
-
-Record = Callable[[str, Array, Array, bool], Array]
 
 PADDING = 0
 """The id of what fills a text up to its length."""
@@ -77,7 +76,12 @@ class Lookup(eqx.Module):
 
     def __call__(self, ids: Int[Array, " n"], record: Record) -> Float[Array, "n width"]:
         # a layer's input is of real numbers; float32 holds every id below 2**24
-        return record("lookup", ids[:, None].astype(self.table.dtype), self.table[ids], False)
+        return record("lookup", ids[:, None].astype(self.table.dtype), rows_of(self.table, ids), False)
+
+    def first(self, number: int, samples: int, record: Record) -> Float[Array, "n width"]:
+        """The first `number` rows in their order, for every sample."""
+        ids = jnp.tile(jnp.arange(number, dtype=self.table.dtype), samples)
+        return record("lookup", ids[:, None], jnp.tile(self.table[:number], (samples, 1)), False)
 
 
 class WordEmbedding(eqx.Module):
@@ -92,6 +96,12 @@ class WordEmbedding(eqx.Module):
         self.words = Lookup(vocabulary, config.width, deviation, key=key)
         self.tokens, self.masked = tokens, config.masked
 
+    def up_to(self, tokens: int) -> "WordEmbedding":
+        other = object.__new__(type(self))
+        for name, value in (("words", self.words), ("tokens", tokens), ("masked", self.masked)):
+            object.__setattr__(other, name, value)
+        return other
+
     @property
     def input_shape(self) -> tuple[int, ...]:
         return (self.tokens,)
@@ -101,6 +111,21 @@ class WordEmbedding(eqx.Module):
 
     def __call__(self, x: Array, record: Record) -> Float[Array, "rows width"]:
         return self.words(x.astype(jnp.int32).reshape(-1), record)
+
+
+def longest_text(net: Any) -> int | None:
+    """Words of a text that a network reads; None: it reads none, or reads padding too."""
+    readers = [node for node in jax.tree.leaves(net, is_leaf=_reads_words) if _reads_words(node)]
+    return readers[0].tokens if len(readers) == 1 and readers[0].masked else None
+
+
+def reading(net: Any, tokens: int) -> Any:
+    """The same network for texts that are cut to so many words."""
+    return jax.tree.map(lambda node: node.up_to(tokens) if _reads_words(node) else node, net, is_leaf=_reads_words)
+
+
+def _reads_words(node: Any) -> bool:
+    return isinstance(node, WordEmbedding)
 
 
 class Patches(eqx.Module):
@@ -135,68 +160,6 @@ class Patches(eqx.Module):
         squares = x.reshape(-1, number, self.patch, number, self.patch, CHANNELS)
         rows = jnp.moveaxis(squares, 2, 3).reshape(-1, self.patch**2 * CHANNELS)
         return record("linear", rows, self.linear(rows), True)
-
-
-class Attention(eqx.Module):
-    """softmax(q k^T / sqrt(d)) v in several heads, and a linear layer on all of them."""
-
-    query: Linear
-    key: Linear
-    value: Linear
-    output: Linear
-    heads: int = eqx.field(static=True)
-
-    def __init__(self, width: int, heads: int, *, key: PRNGKeyArray):
-        self.query, self.key, self.value, self.output = (Linear(width, width, key=k) for k in jax.random.split(key, 4))
-        self.heads = heads
-
-    def __call__(
-        self, h: Float[Array, "rows width"], tokens: int, real: Bool[Array, "n tokens"] | None, record: Record
-    ) -> Float[Array, "rows width"]:
-        rows, width = h.shape
-        q, k, v = (
-            record("linear", h, layer(h), True).reshape(-1, tokens, self.heads, width // self.heads)
-            for layer in (self.query, self.key, self.value)
-        )
-        look = one_by_one if jax.default_backend() == "cpu" and tokens > SHORT else attend
-        mixed = look(q, k, v, real).reshape(rows, width)
-        return record("linear", mixed, self.output(mixed), True)
-
-
-def attend(
-    q: Float[Array, "n tokens heads d"],
-    k: Float[Array, "n tokens heads d"],
-    v: Float[Array, "n tokens heads d"],
-    real: Bool[Array, "n tokens"] | None,
-) -> Float[Array, "n tokens heads d"]:
-    """softmax(q k^T / sqrt(d)) v; no token attends to padding."""
-    scores = jnp.einsum("nqhd,nkhd->nhqk", q, k) / math.sqrt(q.shape[-1])
-    if real is not None:  # finite, so that a text of nothing but padding has no NaN
-        scores = jnp.where(real[:, None, None, :], scores, 0.5 * jnp.finfo(scores.dtype).min)
-    return jnp.einsum("nhqk,nkhd->nqhd", jax.nn.softmax(scores), v)
-
-
-SHORT = 64
-"""A CPU attends in multiples of so many tokens."""
-
-
-def one_by_one(q: Array, k: Array, v: Array, real: Bool[Array, "n tokens"] | None) -> Array:
-    """`attend`, one sample after the other, so that its scores stay in a CPU's caches, and of each only the tokens up
-    to its last word, rounded up. Scores are computed again in the backward pass. What comes out for padding is 0."""
-    tokens = q.shape[1]
-    if real is None:
-        one = jax.checkpoint(lambda own: attend(own[0][None], own[1][None], own[2][None], None)[0])
-        return jax.lax.map(one, (q, k, v))
-    lengths = [*range(SHORT, tokens, SHORT), tokens]
-    last = jnp.max(jnp.where(real, jnp.arange(1, tokens + 1, dtype=jnp.int32)[None, :], 0), axis=1)
-    which = jnp.sum(last[:, None] > jnp.array(lengths[:-1], jnp.int32)[None, :], axis=1, dtype=jnp.int32)
-
-    def within(length: int, *own: Array) -> Array:
-        found = attend(*(part[None, :length] for part in own))
-        return jnp.pad(found[0], ((0, tokens - length), (0, 0), (0, 0)))
-
-    branches = [partial(within, length) for length in lengths]
-    return jax.lax.map(jax.checkpoint(lambda own: jax.lax.switch(own[0], branches, *own[1:])), (which, q, k, v, real))
 
 
 class Block(eqx.Module):
@@ -247,8 +210,7 @@ class Transformer(eqx.Module):
         by_token = recorder.tokens(tokens)
         record = by_token.part("shared")
         real = self.embed.real(x)
-        place = jnp.tile(jnp.arange(tokens, dtype=jnp.int32), x.shape[0])
-        h = self.embed(x, record) + self.positions(place, record)
+        h = self.embed(x, record) + self.positions.first(tokens, x.shape[0], record)
         for block in self.blocks:
             h = block(h, tokens, real, by_token)
         if self.norm is not None:
