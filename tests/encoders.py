@@ -2,7 +2,6 @@
 
 import math
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -59,17 +58,6 @@ def texts(n: int = 5, seed: int = 1) -> np.ndarray:
 
 def images(n: int = 5, seed: int = 1) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(n, PIXELS)).astype(np.float32)
-
-
-def jacobian(net, x) -> np.ndarray:
-    """J [n, parameters] of the summed outputs, materialised; by its parts too: `of(lambda net: net.head)`."""
-    params, static = eqx.partition(net, eqx.is_inexact_array)
-    return jax.jit(jax.jacrev(lambda p: eqx.combine(p, static)(x)[0].sum(axis=1)))(params)
-
-
-def outer_product(tree, n: int) -> np.ndarray:
-    rows = np.concatenate([np.asarray(leaf).reshape(n, -1) for leaf in jax.tree.leaves(tree)], axis=1)
-    return rows @ rows.T
 
 
 # PyTorch, from the definition

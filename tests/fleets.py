@@ -154,10 +154,12 @@ def numbers(directory: Path) -> dict[str, list]:
     found = {}
     for path in sorted(directory.glob("*/*.jsonl")):
         lines = [json.loads(line) for line in path.read_text().splitlines()]
-        for line in lines:
-            line.pop("wall", None)
-        found[str(path.relative_to(directory))] = lines
+        found[str(path.relative_to(directory))] = without_wall(lines)
     return found
+
+
+def without_wall(lines: list[dict]) -> list[dict]:
+    return [{name: value for name, value in line.items() if name != "wall"} for line in lines]
 
 
 def final_arrays(directory: Path) -> dict[str, np.ndarray]:

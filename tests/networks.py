@@ -44,11 +44,24 @@ def states(n: int = 20, seed: int = 1):
     return jax.random.normal(jax.random.key(seed), (n, OBS))
 
 
-def flat_jacobian(net, x):
-    """J [n, P] of the summed outputs, materialised."""
+def jacobian_of(net, x):
+    """Of the summed outputs, materialised: by parameter, with leading axis [n]."""
     params, static = eqx.partition(net, eqx.is_inexact_array)
-    jacobian = jax.jit(jax.jacrev(lambda p: eqx.combine(p, static)(x)[0].sum(axis=1)))(params)
-    return np.concatenate([np.asarray(leaf).reshape(x.shape[0], -1) for leaf in jax.tree.leaves(jacobian)], axis=1)
+    return jax.jit(jax.jacrev(lambda p: eqx.combine(p, static)(x)[0].sum(axis=1)))(params)
+
+
+def flat(jacobian):
+    """J [n, P], of all parameters or some."""
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(jacobian)]
+    return np.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1)
+
+
+def flat_jacobian(net, x):
+    return flat(jacobian_of(net, x))
+
+
+def outer_product(jacobian):
+    return flat(jacobian) @ flat(jacobian).T
 
 
 # Plain numpy, one sample and one expert at a time, from the papers' formulas. -----------------------------------------

@@ -90,6 +90,16 @@ def from_arrays(task, batch, rows):
     return np.asarray(reward), np.asarray(terminated), np.asarray(touched)
 
 
+def agree(task, batch, rows, wanted):
+    """Reward, end and touch of every row are those wanted; ends and touches."""
+    found = from_arrays(task, batch, rows)
+    rewards, *flags = (np.array(column) for column in zip(*wanted, strict=True))
+    np.testing.assert_allclose(found[0], rewards, atol=CLOSE, rtol=0)
+    for one, want in zip(found[1:], flags, strict=True):
+        np.testing.assert_array_equal(one, want)
+    return found[1:]
+
+
 @pytest.mark.parametrize("task", TASKS)
 def test_recorded_states_give_the_recorded_rewards_and_ends(models, task):  # noqa: F811
     if simulator().__version__ != HumanoidBench.mujoco_version:
@@ -105,11 +115,7 @@ def test_recorded_states_give_the_recorded_rewards_and_ends(models, task):  # no
                 batch.step(action[None])
                 rows.append(arrays(batch.data[0]))
                 wanted.append((*result, batch.measured.touched[0]))
-    reward, terminated, touched = from_arrays(task, batch, rows)
-    want_reward, want_terminated, want_touched = map(np.array, zip(*wanted, strict=True))
-    np.testing.assert_allclose(reward, want_reward, atol=CLOSE, rtol=0)
-    np.testing.assert_array_equal(terminated, want_terminated)
-    np.testing.assert_array_equal(touched, want_touched)
+    agree(task, batch, rows, wanted)
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -127,11 +133,7 @@ def test_random_states_give_the_rewards_and_ends_of_the_cpu(models, task):  # no
             _, reward, terminated, _ = batch.step(rng.uniform(-1, 1, (1, 19)))
             rows.append(arrays(batch.data[0]))
             wanted.append((reward[0], terminated[0], batch.measured.touched[0]))
-    reward, terminated, touched = from_arrays(task, batch, rows)
-    want_reward, want_terminated, want_touched = map(np.array, zip(*wanted, strict=True))
-    np.testing.assert_allclose(reward, want_reward, atol=CLOSE, rtol=0)
-    np.testing.assert_array_equal(terminated, want_terminated)
-    np.testing.assert_array_equal(touched, want_touched)
+    terminated, touched = agree(task, batch, rows, wanted)
     assert 0 < terminated.sum() < len(terminated)
     if task == "pole":
         assert 0 < touched.sum() < len(touched)

@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from updates import OBS, filled, hyper, on_device, random_batches, small, with_methods
+from updates import OBS, filled, hyper, numbered_rollout, random_batches, small, with_methods
 
 from sphere.algos import ppo
 from sphere.algos.learner import Clock
 from sphere.algos.optimiser import clipped_adam
-from sphere.algos.ppo_equations import Rollout, actor_loss
+from sphere.algos.ppo_equations import actor_loss
 from sphere.algos.step import Surroundings
 from sphere.methods import CChain
 
@@ -95,9 +95,7 @@ def test_the_warm_up_of_c_chain_is_a_tenth_of_the_task(iterations, first):
 
 def test_the_second_minibatch_is_another_order_of_the_same_rollout(monkeypatch):
     config = with_methods(small(num_envs=4, rollout_steps=6, batch_size=8, epochs=3), CChain())
-    samples = np.arange(24.0, dtype=np.float32).reshape(6, 4)
-    flags = np.zeros((6, 4), bool)
-    rollout = on_device(Rollout(*(samples[..., None],) * 2, samples, samples, samples[..., None], flags, flags))
+    rollout = numbered_rollout(6, 4)
     state = jax.tree.map(jnp.zeros_like, filled(config, 1, 1))
     seen = []
 
@@ -105,7 +103,7 @@ def test_the_second_minibatch_is_another_order_of_the_same_rollout(monkeypatch):
         jax.debug.callback(
             lambda *two: seen.append([np.array(a)[:, 0] for a in two]), batch.obs, around.other_inputs, ordered=True
         )
-        return state, ppo.Metrics(*[jnp.zeros(())] * 11, finite=True, replaced=jnp.zeros(()))
+        return state, ppo.PPOMetrics(*[jnp.zeros(())] * 11, finite=True, replaced=jnp.zeros(()))
 
     monkeypatch.setattr(ppo, "minibatch", spy)
     jax.jit(config.update)(state, hyper(0.0), rollout._asdict(), jnp.uint32(0), Clock(jnp.int32(0), jnp.float32(0)))

@@ -16,7 +16,7 @@ from updates import (
     filled,
     fresh,
     hyper,
-    on_device,
+    numbered_rollout,
     random_batches,
     run,
     small,
@@ -25,7 +25,7 @@ from updates import (
 from sphere.algos import ppo, rows
 from sphere.algos.learner import Clock
 from sphere.algos.ppo import PPO, PPOMetrics
-from sphere.algos.ppo_equations import Rollout, adapt_rate, prepare
+from sphere.algos.ppo_equations import adapt_rate, prepare
 from sphere.methods import Sphere
 
 
@@ -77,9 +77,7 @@ def test_the_adaptive_rate_replaces_the_schedule_in_a_minibatch():
 
 def test_minibatches_cover_the_rollout_once_per_epoch_and_metrics_are_means(monkeypatch):
     config = small(num_envs=4, rollout_steps=6, batch_size=8, epochs=5)
-    samples = np.arange(24.0, dtype=np.float32).reshape(6, 4)
-    flags = np.zeros((6, 4), bool)
-    rollout = on_device(Rollout(*(samples[..., None],) * 2, samples, samples, samples[..., None], flags, flags))
+    rollout = numbered_rollout(6, 4)
     state = jax.tree.map(jnp.zeros_like, filled(config, 1, 1))
     seen = []
 

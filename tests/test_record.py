@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from fleets import without_wall
 
 from sphere.storage import run_directory
 from sphere.storage.run_directory import RunDirectory
@@ -36,10 +37,6 @@ def write(run: RunDirectory, steps: range) -> None:
     for step in steps:
         run.event(step, {"loss": np.float32(1 / (step + 1)), "rank": step * 3}, task="push", task_index=0)
         run.episode(episode(step=step))
-
-
-def without_wall(directory: Path) -> list[dict]:
-    return [{k: v for k, v in event.items() if k != "wall"} for event in run_directory.read_events(directory)]
 
 
 def test_events_and_episodes_come_back(run):
@@ -181,7 +178,7 @@ def test_truncate_and_replay_equals_straight_through(run, tmp_path):
     assert resumed.positions() == positions
     write(resumed, range(4, 10))
     resumed.close()
-    assert without_wall(resumed.path) == without_wall(run.path)
+    assert without_wall(run_directory.read_events(resumed.path)) == without_wall(run_directory.read_events(run.path))
     assert (resumed.path / "episodes.jsonl").read_bytes() == (run.path / "episodes.jsonl").read_bytes()
 
 

@@ -5,11 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import processes
 import pytest
+from fleets import without_wall
 
 from sphere.storage import files, run_directory
 from sphere.storage.run_directory import RunDirectory
@@ -37,10 +37,6 @@ def start(how: str, then: str = "") -> subprocess.Popen:
 def kill(process: subprocess.Popen) -> None:
     process.send_signal(signal.SIGKILL)
     process.communicate()
-
-
-def without_wall(directory: Path) -> list[dict]:
-    return [{k: v for k, v in event.items() if k != "wall"} for event in run_directory.read_events(directory)]
 
 
 TRAINING = """
@@ -100,8 +96,8 @@ def test_records_of_a_run_killed_again_and_again_equal_those_of_an_undisturbed_o
             print("undisturbed", 150, path, file=trainer.stdin, flush=True)
             assert int(trainer.stdout.readline()) == 0
         trainer.stdin.close()
-    assert len(without_wall(straight)) == 150
-    assert without_wall(killed) == without_wall(straight)
+    assert len(without_wall(run_directory.read_events(straight))) == 150
+    assert without_wall(run_directory.read_events(killed)) == without_wall(run_directory.read_events(straight))
     assert (killed / "episodes.jsonl").read_bytes() == (straight / "episodes.jsonl").read_bytes()
 
 

@@ -1,21 +1,14 @@
 """The report in a real browser: everything is drawn, has room, and answers to mouse and keys."""
 
 import json
-import shutil
 
 import pytest
+from browsers import CUT, EMPTY, OVER, browsing, drawn, needs_browser
 from made_runs import agree, settings, write_page, write_run
-from processes import PATIENCE
 from watching import serving
 
 from sphere.report.load import load
 from sphere.report.page import render, write_report
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-
-needs_browser = pytest.mark.skipif(
-    CHROMIUM is None, reason="no browser on this machine; as root: apt-get install -y chromium"
-)
 
 
 @pytest.fixture(scope="module")
@@ -33,11 +26,8 @@ def live(tmp_path):
 
 @pytest.fixture(scope="module")
 def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="no playwright; pip install -e '.[test]'")
-    with playwright.sync_playwright() as started:
-        found = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=1000 * PATIENCE)
+    with browsing() as found:
         yield found
-        found.close()
 
 
 @pytest.fixture
@@ -59,40 +49,18 @@ def opened(browser, report):
     def at(width: int, scheme: str = "light", url: str = ""):
         context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
         contexts.append(context)
-        context.set_default_timeout(0)  # a busy machine may be slow
         page = context.new_page()
         address = url or (report / "index.html").as_uri()
         own = address.rsplit("/", 1)[0]
         page.on("console", lambda message: complaints.append(message.text))
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("request", lambda asked: asked.url.startswith((own, "data:")) or complaints.append(asked.url))
-        page.goto(address)
-        page.wait_for_selector("html[data-drawn]")
-        return page
+        return drawn(page, address)
 
     yield at
     for context in contexts:
         context.close()
     assert not complaints
-
-
-# Of every chart in view: plots without a drawing, labels that leave their drawing, labels that lie over one another
-EMPTY = """[...document.querySelectorAll('.plot')].filter(plot => plot.offsetParent && !plot.querySelector('svg'))
-  .map(plot => plot.dataset.title)"""
-DRAWINGS = "[...document.querySelectorAll('svg')].filter(svg => svg.getBoundingClientRect().width)"
-CUT = f"""{DRAWINGS}.flatMap(svg => {{
-  const box = svg.getBoundingClientRect();
-  return [...svg.querySelectorAll('text')].filter(text => {{
-    const r = text.getBoundingClientRect();
-    return r.left < box.left - 1 || r.right > box.right + 1 || r.top < box.top - 1 || r.bottom > box.bottom + 1;
-  }}).map(text => text.textContent);
-}})"""
-OVER = f"""{DRAWINGS}.flatMap(svg => {{
-  const labels = [...svg.querySelectorAll('text')].map(text => [text.textContent, text.getBoundingClientRect()]);
-  const meet = (r, q) => r.left < q.right - 1 && q.left < r.right - 1 && r.top < q.bottom - 2 && q.top < r.bottom - 2;
-  return labels.flatMap(([a, r], i) =>
-    labels.slice(i + 1).filter(([_, q]) => meet(r, q)).map(([b]) => a + ' over ' + b));
-}})"""
 
 
 @needs_browser

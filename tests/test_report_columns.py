@@ -2,9 +2,9 @@
 
 import json
 import re
-import shutil
 
 import pytest
+from browsers import browsing, drawn, needs_browser
 from made_runs import agree, settings, write_comparison, write_run
 
 from sphere.cli.main import main
@@ -21,8 +21,6 @@ from sphere.report.figures import curves, score_bars
 from sphere.report.load import load
 from sphere.report.page import render
 from sphere.report.summary import against_baseline, averages
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
 @pytest.fixture(scope="module")
@@ -114,11 +112,10 @@ def test_the_command_line_takes_a_column_and_refuses_others(runs, tmp_path, caps
     assert "no run has a score 'beauty'; there are return, length, success_once, success_at_end" in told
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no browser on this machine; as root: apt-get install -y chromium")
+@needs_browser
 @pytest.mark.parametrize("score", ["return", "loss"])
 def test_bars_of_a_score_without_bounds_are_inside_their_drawing(tmp_path, score):
     """Positive ones beyond 1, and negative ones, which reach from 0 to the left."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="no playwright; pip install -e '.[dev]'")
     for rho in (0.0, 0.1):
         path = write_run(tmp_path / f"{rho}", settings(rho=rho, says={"columns": ["return", "loss"], "score": score}))
         lines = [json.loads(line) for line in (path / "episodes.jsonl").read_text().splitlines()]
@@ -126,17 +123,10 @@ def test_bars_of_a_score_without_bounds_are_inside_their_drawing(tmp_path, score
         (path / "episodes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in scaled))
         agree(path)
     (tmp_path / "page.html").write_text(render(load([tmp_path])))
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=0)
-        try:
-            page = browser.new_page(viewport={"width": 1000, "height": 900})
-            page.set_default_timeout(0)
-            page.goto((tmp_path / "page.html").as_uri())
-            page.wait_for_selector("html[data-drawn]")
-            boxes = page.evaluate("""[...document.querySelectorAll('.plot[data-kind=bars] .bar')].map(bar =>
-                [Number(bar.getAttribute('x')), Number(bar.getAttribute('width')), bar.ownerSVGElement.clientWidth])""")
-        finally:
-            browser.close()
+    with browsing() as browser:
+        page = drawn(browser.new_page(viewport={"width": 1000, "height": 900}), (tmp_path / "page.html").as_uri())
+        boxes = page.evaluate("""[...document.querySelectorAll('.plot[data-kind=bars] .bar')].map(bar =>
+            [Number(bar.getAttribute('x')), Number(bar.getAttribute('width')), bar.ownerSVGElement.clientWidth])""")
     assert len(boxes) == 2
     assert all(x >= 0 and x + width <= whole for x, width, whole in boxes)
     assert max(width for _, width, _ in boxes) > 50 * min(width for _, width, _ in boxes)

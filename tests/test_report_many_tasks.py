@@ -1,10 +1,10 @@
 """A stream of 400 tasks, and tasks that come twice: tables and the page stay readable."""
 
 import csv
-import shutil
 
 import numpy as np
 import pytest
+from browsers import OVER, browsing, drawn, needs_browser
 from made_runs import settings, write_run
 
 from sphere.report.chart_data import MOST_POINTS, chart_data, thinned
@@ -15,7 +15,6 @@ from sphere.report.load import load
 from sphere.report.page import write_report
 from sphere.report.tables import MeanStd
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 STREAM = [f"text/topic-{index}" for index in range(200)] * 2
 """Every task twice."""
 SAYS = {"columns": ["accuracy", "loss"], "score": "accuracy"}
@@ -126,32 +125,17 @@ def test_the_second_visit_has_a_row_of_its_own(tmp_path):
     assert row[3].mean == pytest.approx((0.5 + 0.5 + 0) / 3)  # own 0.75, final 0.25, 0.25, 0.75
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no browser on this machine; as root: apt-get install -y chromium")
+@needs_browser
 @pytest.mark.parametrize("width", [1280, 400])
 def test_it_is_drawn(report, width):
     """Every chart has a drawing, labels do not lie over one another, and nothing is wider than the page."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="no playwright; pip install -e '.[dev]'")
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=0)
-        try:
-            page = browser.new_page(viewport={"width": width, "height": 900})
-            page.set_default_timeout(0)
-            complaints = []
-            page.on("pageerror", lambda error: complaints.append(str(error)))
-            page.goto((report / "index.html").as_uri())
-            page.wait_for_selector("html[data-drawn]")
-            assert page.locator(".plot[data-kind='tasks'] path.mean").count() == 2
-            assert page.evaluate("document.documentElement.scrollWidth") == width
-            assert page.evaluate(OVER) == []
-            assert page.evaluate("document.querySelectorAll('svg *').length") < 30_000
-            assert not complaints
-        finally:
-            browser.close()
-
-
-OVER = """[...document.querySelectorAll('svg')].flatMap(svg => {
-  const labels = [...svg.querySelectorAll('text')].map(text => [text.textContent, text.getBoundingClientRect()]);
-  const meet = (r, q) => r.left < q.right - 1 && q.left < r.right - 1 && r.top < q.bottom - 2 && q.top < r.bottom - 2;
-  return labels.flatMap(([a, r], i) =>
-    labels.slice(i + 1).filter(([_, q]) => meet(r, q)).map(([b]) => a + ' over ' + b));
-})"""
+    complaints = []
+    with browsing() as browser:
+        page = browser.new_page(viewport={"width": width, "height": 900})
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        drawn(page, (report / "index.html").as_uri())
+        assert page.locator(".plot[data-kind='tasks'] path.mean").count() == 2
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        assert page.evaluate(OVER) == []
+        assert page.evaluate("document.querySelectorAll('svg *').length") < 30_000
+        assert not complaints

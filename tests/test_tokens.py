@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from matrices import brute
-from networks import EXPERTS, OUT, TOKENS, WIDTH, np_mlp, np_rows, token_inputs, token_net
+from networks import EXPERTS, OUT, TOKENS, WIDTH, jacobian_of, np_mlp, np_rows, outer_product, token_inputs, token_net
 
 from sphere import bounds, ntk
 from sphere.diagnostics import diagnose, diagnose_mixtures, feature_rank
@@ -27,17 +27,6 @@ from sphere.variants import PenaltyConfig, penalty, terms
 pytestmark = pytest.mark.usefixtures("x64")
 
 N = 5
-
-
-def jacobian_of(net, x):
-    """By parameter, with leading axis [n]."""
-    params, static = eqx.partition(net, eqx.is_inexact_array)
-    return jax.jit(jax.jacrev(lambda p: eqx.combine(p, static)(x)[0].sum(axis=1)))(params)
-
-
-def outer_product(tree, n=N):
-    rows = np.concatenate([np.asarray(leaf).reshape(n, -1) for leaf in jax.tree.leaves(tree)], axis=1)
-    return rows @ rows.T
 
 
 def rank_of(matrix):

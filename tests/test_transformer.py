@@ -17,12 +17,11 @@ from encoders import (
     forward,
     image_net,
     images,
-    jacobian,
-    outer_product,
     text_net,
     texts,
     torch,
 )
+from networks import jacobian_of, outer_product
 
 from sphere import ntk
 from sphere.nets import NetConfig, TransformerConfig, attention, build, moe, with_compute, with_temperature
@@ -97,17 +96,17 @@ def test_the_ntk_and_its_blocks_equal_the_materialised_jacobian(kind, top_k, sof
     make, draw = NETS[kind]
     layers = 2 if (kind, top_k, compute) == ("text", 2, "grouped") else 1
     net, x = with_compute(make(top_k, softmax, layers=layers, norm=norm), compute), jnp.asarray(draw(), float)
-    full = jacobian(net, x)
+    full = jacobian_of(net, x)
     blocks, gram = eqx.filter_jit(lambda net: (ntk.blocks(net, x), ntk.gram(net, x)))(net)
     gates = [block.mixture.router.gate for block in full.blocks]
     shared = [full.embed, full.positions, full.norm, full.head]
     shared += [(one.attention, one.attention_norm, one.mixture_norm) for one in full.blocks]
-    np.testing.assert_allclose(blocks.gate, outer_product(gates, len(x)), atol=1e-10)
+    np.testing.assert_allclose(blocks.gate, outer_product(gates), atol=1e-10)
     np.testing.assert_allclose(
-        blocks.expert, outer_product([block.mixture.experts for block in full.blocks], len(x)), atol=1e-10
+        blocks.expert, outer_product([block.mixture.experts for block in full.blocks]), atol=1e-10
     )
-    np.testing.assert_allclose(blocks.shared, outer_product(shared, len(x)), atol=1e-10)
-    np.testing.assert_allclose(gram, outer_product(full, len(x)), atol=1e-10)
+    np.testing.assert_allclose(blocks.shared, outer_product(shared), atol=1e-10)
+    np.testing.assert_allclose(gram, outer_product(full), atol=1e-10)
     if (top_k, softmax) == (1, "chosen"):  # the weight is 1 whatever the router says
         assert not np.any(blocks.gate)
     else:
@@ -120,7 +119,7 @@ def test_every_layer_has_its_share_of_the_ntk(kind):
     """Attention projections, embeddings, LayerNorm, router, experts and head, one by one, in the order they run."""
     make, draw = NETS[kind]
     net, x = make(), jnp.asarray(draw(), float)
-    full = jacobian(net, x)
+    full = jacobian_of(net, x)
     first = full.embed.words if kind == "text" else full.embed.linear
     layers = [first, full.positions]
     for block in full.blocks:
@@ -131,7 +130,7 @@ def test_every_layer_has_its_share_of_the_ntk(kind):
     layers += [full.norm, full.head]
     factors = eqx.filter_jit(ntk.factors)(net, x)
     for factor, layer in zip(factors, layers, strict=True):
-        np.testing.assert_allclose(ntk.layer_gram(factor), outer_product(layer, len(x)), atol=1e-10)
+        np.testing.assert_allclose(ntk.layer_gram(factor), outer_product(layer), atol=1e-10)
 
 
 @pytest.mark.usefixtures("x64")

@@ -72,6 +72,13 @@ def experience(config, runs, obs_size=OBS, act_size=ACT, seed=1):
     return Rollout(obs, normal(act_size), log_prob, normal(), next_obs, done & (rng.random(shape) < 0.5), done)
 
 
+def numbered_rollout(time, envs):
+    """Of one run; every number of a sample is the sample's own, counted from 0."""
+    number = np.arange(time * envs, dtype=np.float32).reshape(time, envs)
+    flags = np.zeros((time, envs), bool)
+    return on_device(Rollout(*(number[..., None],) * 2, number, number, number[..., None], flags, flags))
+
+
 def hyper(rho, rate=3e-4, final=1e-4):
     rho = np.asarray(rho, np.float32)
     rates = {"learning_rate": rate, "final_learning_rate": final}

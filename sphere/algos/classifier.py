@@ -35,7 +35,7 @@ from sphere.algos.state import (
     of_methods,
     planned,
 )
-from sphere.algos.step import Surroundings, added, after_step, gradient
+from sphere.algos.step import Surroundings, added, after_step, as_it_is, gradient
 from sphere.errors import in_range
 from sphere.methods import Method, Sphere
 from sphere.methods.method import check_methods, overrides
@@ -111,7 +111,7 @@ class Classifier(Learner):
         obs, label = (data[name].reshape(-1, batch, *data[name].shape[1:]) for name in ("obs", "label"))
         index = jnp.arange(len(obs), dtype=jnp.int32)
         # through one step alone the way into another form and back would cost more than it saves
-        same: Forms = {"actor": _as_it_is}
+        same: Forms = {"actor": as_it_is}
         pack, unpack = forms(state.nets) if len(obs) > 1 else (same, same)
         decay = decayed(state.nets["actor"], pack["actor"])
         other = self._other(data["obs"], seed, clock) if any(method.other_batch for method in self.methods) else None
@@ -198,7 +198,3 @@ def decayed(net: Any, pack: Any) -> Any:
 
     # a large kernel is decayed as a whole: no array of ones beside it
     return jax.tree.map(lambda leaf: leaf if leaf.ndim < 2 else jnp.ones(()), pack(tree_map_with_path(on, net)))
-
-
-def _as_it_is(net: Any) -> Any:
-    return net

@@ -24,7 +24,7 @@ Loss = Callable[[Any], tuple[Float[Array, ""], Any, Any]]
 """Of a network: its loss, what else is known of it, and the trace of its forward pass (of twins, by name)."""
 
 
-def _as_it_is(net: Any) -> Any:
+def as_it_is(net: Any) -> Any:
     return net
 
 
@@ -42,10 +42,10 @@ class Surroundings(NamedTuple):
     """Of this step's methods; none is needed where no method draws random numbers."""
 
     def unpacked(self, role: str) -> Callable[[Any], Any]:
-        return _as_it_is if self.unpack is None else self.unpack[role]
+        return as_it_is if self.unpack is None else self.unpack[role]
 
     def packed(self, role: str) -> Callable[[Any], Any]:
-        return _as_it_is if self.pack is None else self.pack[role]
+        return as_it_is if self.pack is None else self.pack[role]
 
 
 class LossFacts(NamedTuple):

@@ -10,7 +10,7 @@ from sphere.experiments.paper_items import labels
 from sphere.report import paper
 from sphere.report.comparison_tables import paper_cell, with_bounds
 from sphere.report.summary import averages
-from sphere.report.tables import Cell, MeanStd, Table
+from sphere.report.tables import Cell, Table, empty
 
 MOST_COLUMNS = 4
 
@@ -45,7 +45,7 @@ def narrow(table: Table) -> list[Table]:
     for number, part in enumerate(parts):
         places = [0, *part]
         rows = [[row[place] for place in places] for row in table.rows]
-        known = [row for row in rows if any(not _empty(cell) for cell in row[1:])]
+        known = [row for row in rows if any(not empty(cell) for cell in row[1:])]
         first = number == 0
         found.append(
             dataclasses.replace(
@@ -57,10 +57,6 @@ def narrow(table: Table) -> list[Table]:
             )
         )
     return found
-
-
-def _empty(cell: Cell) -> bool:
-    return cell is None or (isinstance(cell, MeanStd) and math.isnan(cell.mean))
 
 
 def level_table(found: Found) -> Table:

@@ -1,11 +1,10 @@
 """HTML by construction: what is not markup already is escaped, so that no name from a run directory can be."""
 
 import dataclasses
-import math
 from collections.abc import Callable
 from html import escape
 
-from sphere.report.tables import Cell, MeanStd, Table
+from sphere.report.tables import Cell, MeanStd, Table, empty
 
 MOST_COLUMNS = 7
 """Of a table that a phone has room for; of a wider one it shows each row as a list."""
@@ -40,7 +39,7 @@ def region(label: str, *content: str) -> Markup:
 def table(one: Table, total: bool = False, names: Callable[[str], str] = str, zero: str = "") -> Markup:
     """`total`: the last row is one. `names`: of rows, in the place of those that the table's files have. `zero`: in the
     place of a score of 0.00 ± 0.00. A column without any number is left out."""
-    kept = [0, *(i for i in range(1, len(one.columns)) if not all(_empty(row[i]) for row in one.rows))]
+    kept = [0, *(i for i in range(1, len(one.columns)) if not all(empty(row[i]) for row in one.rows))]
     columns, shown = tuple(one.columns[i] for i in kept), [[row[i] for i in kept] for row in one.rows]
     one = dataclasses.replace(one, columns=columns, rows=shown)
     head = element("tr", *(element("th", name, scope="col") for name in one.columns))
@@ -56,10 +55,6 @@ def table(one: Table, total: bool = False, names: Callable[[str], str] = str, ze
     wide = len(one.columns) > MOST_COLUMNS
     body = element("table", element("thead", head), element("tbody", *rows), class_="stack" if wide else False)
     return joined(region(one.title, body), element("p", one.note, class_="note"))
-
-
-def _empty(cell: Cell) -> bool:
-    return cell is None or (isinstance(cell, MeanStd) and math.isnan(cell.mean))
 
 
 def _spaced(cell: Cell) -> Markup:

@@ -25,6 +25,10 @@ class MeanStd(NamedTuple):
 Cell = str | MeanStd | None
 
 
+def empty(cell: Cell) -> bool:
+    return cell is None or (isinstance(cell, MeanStd) and math.isnan(cell.mean))
+
+
 def digits(value: float) -> str:
     """Two places, as the paper prints; more where that would show nothing of a small number."""
     if math.isnan(value):
