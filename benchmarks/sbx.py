@@ -29,8 +29,8 @@ from sphere.training.settings import FleetConfig
 
 ENVS, BATCH, WARM_UP, REMEMBERED = 8, 256, 400, 100_000
 COLUMNS = {"updates per step": "g", "runs": "d"} | dict.fromkeys(("here, steps/s", "SBX, steps/s"), ",.0f")
-COLUMNS |= {"times": ".1f"} | dict.fromkeys(("here, CPU s / 1,000", "SBX, CPU s / 1,000"), ".2f") | {"CPU times": ".1f"}
-"""Steps per second of all runs; processor seconds for 1,000 steps."""
+COLUMNS |= {"times": ".1f"} | dict.fromkeys(("here, CPU ms", "SBX, CPU ms"), ".2f") | {"CPU times": ".1f"}
+"""Steps per second of all runs; processor time for a step."""
 
 
 class Cost(NamedTuple):

@@ -22,7 +22,7 @@ from benchmarks.streams import Case
 from benchmarks.timing import count, device
 from sphere.algos import rows
 from sphere.algos.learner import Clock
-from sphere.data import scores
+from sphere.data import accuracy
 from sphere.nets import attention, moe, routers, transformer
 
 
@@ -109,14 +109,14 @@ class Round:
     def evaluate(self) -> Any:
         policy = rows.policy(self.case.learner, self.case.state)
         obs, label = self.test
-        return scores.accuracies(self.case.source.data, policy, obs, label, self.allowed)
+        return accuracy.accuracies(self.case.source.data, policy, obs, label, self.allowed)
 
     def evaluate_again(self) -> Any:
         with mock.patch.object(scores, "_right", lambda *arguments: self.right(*arguments[self.static :])):
             return self.evaluate()
 
 
-RIGHT = scores._right
+RIGHT = accuracy._right
 
 
 def best(once: Callable[[], Any], repeats: int = 5) -> float:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from encoders import CLASSES, LENGTH, VOCABULARY, image_net, text_net, texts
 
-from sphere.data import scores
+from sphere.data import accuracy
 from sphere.data.labelled import Labelled, Split
 from sphere.nets import Logits
 from sphere.nets.transformer import longest_text, reading
@@ -52,17 +52,17 @@ def test_every_text_gets_the_answer_that_it_gets_alone():
     allowed = np.tile(np.arange(CLASSES) < 3, (RUNS, 1))
     policy = stacked(nets())
     for label, which in ((of_all, 0), (within, 1)):
-        found = scores.accuracies(DATA, policy, obs, label, allowed)
+        found = accuracy.accuracies(DATA, policy, obs, label, allowed)
         np.testing.assert_array_equal(found[which], 1)
         wrong = label.copy()
         wrong[0, 4] = (label[0, 4] + 1) % CLASSES
-        found = scores.accuracies(DATA, policy, obs, wrong, allowed)
+        found = accuracy.accuracies(DATA, policy, obs, wrong, allowed)
         np.testing.assert_allclose(found[which], [1 - 1 / N, 1])
 
 
 def test_chunks_are_by_length_and_what_fills_them_is_never_right():
     obs, label = texts(N).astype(np.int32)[None], np.arange(N)[None]
-    rows, labels, last = scores.in_chunks(obs, label, 4, sort=True)
+    rows, labels, last = accuracy.in_chunks(obs, label, 4, sort=True)
     assert rows.shape == (1, 3, 4, LENGTH)
     assert labels.shape == (1, 3, 4)
     order = labels.reshape(-1)
@@ -72,7 +72,7 @@ def test_chunks_are_by_length_and_what_fills_them_is_never_right():
     length = np.sum(rows != 0, axis=3)
     assert np.all(np.diff(length.reshape(-1)) >= 0)
     np.testing.assert_array_equal(last, length.max(axis=2))
-    rows, labels, last = scores.in_chunks(obs, label, 4, sort=False)
+    rows, labels, last = accuracy.in_chunks(obs, label, 4, sort=False)
     np.testing.assert_array_equal(labels.reshape(-1), [-1, *range(N)])
     assert not np.any(last)
 
