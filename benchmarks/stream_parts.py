@@ -53,7 +53,7 @@ def old_top_1(logits: Any) -> Any:
 
 
 Change = tuple[Any, str, Any]
-LENGTH: list[Change] = [(scores, "longest_text", lambda policy: None)]
+LENGTH: list[Change] = [(accuracy, "longest_text", lambda policy: None)]
 LOOKUP: list[Change] = [
     (transformer, "rows_of", lambda table, ids: table[ids]),
     (transformer.Lookup, "first", gathered),
@@ -65,10 +65,10 @@ WAYS: dict[str, list[Change]] = {
     "attention by cuDNN, float16": [(attention, "attend", by_cudnn)],
     "attention by Triton, float32": [(attention, "attend", by_triton)],
     "gradient of lookups by scatter": LOOKUP,
-    "chunks of 63 posts": [(scores, "TEXTS", 63)],
+    "chunks of 63 posts": [(accuracy, "TEXTS", 63)],
     "blocks of at most 128": BLOCKS,
     "top_k by sorting": TOP,
-    "chunks of 250 posts": [(scores, "TEXTS", 250)],
+    "chunks of 250 posts": [(accuracy, "TEXTS", 250)],
 }
 
 
@@ -92,7 +92,7 @@ class Round:
         self.training = time.perf_counter() - begun
         self.test = [np.stack([getattr(task.test, name) for task in case.source.tasks]) for name in ("obs", "label")]
         self.allowed = np.stack([task.allowed for task in case.source.tasks])
-        with mock.patch.object(scores, "_right", self._compile):
+        with mock.patch.object(accuracy, "_right", self._compile):
             self.first = self.evaluate()
         self.compiling = time.perf_counter() - begun
 
@@ -112,7 +112,7 @@ class Round:
         return accuracy.accuracies(self.case.source.data, policy, obs, label, self.allowed)
 
     def evaluate_again(self) -> Any:
-        with mock.patch.object(scores, "_right", lambda *arguments: self.right(*arguments[self.static :])):
+        with mock.patch.object(accuracy, "_right", lambda *arguments: self.right(*arguments[self.static :])):
             return self.evaluate()
 
 

@@ -18,6 +18,7 @@ import importlib.metadata
 import os
 import sys
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 from sphere.errors import unknown
@@ -156,8 +157,7 @@ def _find(place: dict[str, Found], kind: str, name: str) -> Found:
 
 def load_plugins(modules: Iterable[str] = ()) -> None:
     """Import these modules, from the current directory too, and all that installed packages offer."""
-    for entry in importlib.metadata.entry_points(group=GROUP):
-        entry.load()
+    _load_installed(tuple(sys.path))
     for module in modules:
         if module in sys.modules:
             continue
@@ -171,3 +171,10 @@ def load_plugins(modules: Iterable[str] = ()) -> None:
             raise ValueError(
                 f"the plugin {module!r} cannot be imported; go to the directory it is in, or put that on PYTHONPATH"
             ) from error
+
+
+@cache
+def _load_installed(path: tuple[str, ...]) -> None:
+    """Once for the same `sys.path`: looking through the metadata of all packages takes as long as reading a run."""
+    for entry in importlib.metadata.entry_points(group=GROUP):
+        entry.load()

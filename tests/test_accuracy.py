@@ -29,7 +29,7 @@ def stacked(nets):
 def small(request, monkeypatch):
     """Several lengths and chunks, the first not full; runs in turns or side by side."""
     monkeypatch.setattr(jax, "default_backend", lambda: request.param)
-    monkeypatch.setattr(scores, "TEXTS", 3)
+    monkeypatch.setattr(accuracy, "TEXTS", 3)
 
 
 def answers(obs):

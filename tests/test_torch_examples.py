@@ -22,7 +22,10 @@ import sphere.torch as st
 from sphere.torch import coefficient as strengths
 
 FOLDER = Path(__file__).resolve().parents[1] / "examples" / "torch"
-pytestmark = pytest.mark.filterwarnings("ignore")  # the libraries' own
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),  # the libraries' own
+    pytest.mark.usefixtures("new_garbage_alone"),  # accelerate collects garbage at every step of its life
+]
 
 
 @pytest.fixture

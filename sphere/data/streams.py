@@ -19,9 +19,9 @@ from sphere import registry
 from sphere.algos.learner import Data, DataSpec
 from sphere.algos.rows import EXACT
 from sphere.algos.source import Outcomes, Source, States, Wanted
+from sphere.data.accuracy import accuracies
 from sphere.data.labelled import Labelled, Split
 from sphere.data.prepared import prepared, standardised
-from sphere.data.accuracy import accuracies
 from sphere.errors import UserError, in_range
 
 CLASSES, TRAIN, TEST = range(3)
