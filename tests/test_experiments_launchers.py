@@ -19,6 +19,7 @@ from sphere.launch import launchers, on_ray
 from sphere.launch.jobs import Job, work
 from sphere.launch.launchers import Resources
 from sphere.launch.on_slurm import SlurmTask, submit
+from sphere.training.loop import Interrupted, Training
 from sphere.training.settings import Evaluation
 
 ROOT = Path(__file__).parents[1]
@@ -211,6 +212,19 @@ def test_a_failing_fleet_does_not_keep_the_others_from_being_trained(tmp_path, m
     (failure,) = launchers.local(jobs, Resources(), tmp_path)
     assert failure.job is jobs[0]
     assert "fleet 2 of 2" in capsys.readouterr().err
+
+
+def test_no_fleet_begins_after_a_stop_was_asked_for_also_if_it_went_wrong(tmp_path, monkeypatch):
+    def fails(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        until(self.should_stop)
+        raise OSError("no space left")
+
+    monkeypatch.setattr(Training, "run", fails)
+    jobs = [Job(TINY, tmp_path / name) for name in ("one", "two")]
+    with pytest.raises(Interrupted, match="failed while stopping: no space left"):
+        launchers.local(jobs, Resources(), tmp_path)
+    assert not jobs[1].directory.exists()
 
 
 def test_submitit_gives_the_same_numbers_also_when_a_job_is_preempted(alone, tmp_path, monkeypatch):

@@ -28,6 +28,7 @@ from sphere.training import limits
 from sphere.training.describe import method_names, run_records
 from sphere.training.fleet import Fleet
 from sphere.training.progress import Progress, command
+from sphere.training.sentences import in_a_sentence
 from sphere.training.settings import FleetConfig, to_json
 
 
@@ -36,7 +37,7 @@ class NonFinite(RuntimeError):
 
 
 class Interrupted(RuntimeError):
-    """Stopped on request, after saving."""
+    """Stopped on request, after saving, or after what went wrong meanwhile."""
 
     @property
     def at(self) -> str:
@@ -221,10 +222,12 @@ class _StopOnce:
         elif number == signal.SIGINT:
             raise KeyboardInterrupt
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         for one, handler in self.before.items():
             if handler is not None:  # not one of Python's
                 signal.signal(one, handler)
+        if self.asked and isinstance(error, Exception) and not isinstance(error, Interrupted):  # no next fleet either
+            raise Interrupted(f"failed while stopping: {in_a_sentence(error)}") from error
 
 
 def train(config: FleetConfig, directory: Path, *, resume: bool = False, quiet: bool = False) -> None:
