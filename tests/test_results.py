@@ -217,7 +217,7 @@ def test_facts_are_looked_up_and_mistakes_are_told():
 
 
 def test_narrow_tables_keep_ours_beside_the_papers():
-    table = Table("t", "t", tuple("tAB CD E") + ("paper",), [["x", *[MeanStd(0.5)] * 8]])
+    table = Table("t", "t", (*tuple("tAB CD E"), "paper"), [["x", *[MeanStd(0.5)] * 8]])
     assert [one.columns for one in narrow(table)] == [tuple("tAB CD "), ("t", "E", "paper")]
 
 
