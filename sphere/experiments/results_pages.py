@@ -86,7 +86,7 @@ def _page(name: str, result: ExperimentRecords, tables: Sequence[Table]) -> list
     numbers = {item.label: item.number for item in items()}
     source = " and ".join(f"{numbers[one]} (`{one}`)" for one in labels(experiment.source))
     lines = [f"# {experiment.title}", ""]
-    lines += [wrapped(f"In the paper: {source or f'not there; `{experiment.source}`'}."), ""]
+    lines += [wrapped(f"In the paper: {source}." if source else f"Not in the paper; after {experiment.source}."), ""]
     lines += [wrapped(f"**Verdict: {headline(judged)}.** {_main(judged)}"), ""]
     if judged:
         lines += ["## Claims", "", *(_claim(one, experiment.seeds) for one in judged), ""]
@@ -209,7 +209,7 @@ def _made(name: str, result: ExperimentRecords, records: Archive) -> list[str]:
     folders = Counter(records.short(path).split("/")[0] for path in paths)
     told = ", ".join(f"`results/{folder}` ({count})" for folder, count in sorted(folders.items()))
     code = sorted({code_of(records.records[path].environment) for path in paths})
-    lines += ["", wrapped(f"Records: {told}. Begun with {', '.join(code)}.")]
+    lines += ["", wrapped(f"Records: {told}. Started with {', '.join(code)}.")]
     return lines
 
 
