@@ -2,14 +2,19 @@
 
 Experts 8 and 128, two chosen, 4,096 tokens, width 1,024, bfloat16 on a GPU: milliseconds of a step, how many times the
 plain step, and its most memory; with fixed coefficient also at twice and four times the tokens. `--tokens 512 --width
-64` for a small machine.
+64` for a small machine. Programs are the operations of forward and backward pass that start one (at least one) on a
+GPU, waits the times that numbers of the device are read.
 """
 
 import argparse
 import time
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import sphere.torch as st
 from benchmarks import kept
@@ -41,21 +46,61 @@ class Block(nn.Module):
         return output, st.Mixture(features, chosen, len(self.up))
 
 
-def step(block: Block, optimiser: torch.optim.Optimizer, x: Tensor, way: str, samples: int | None) -> None:
+class Programs(TorchDispatchMode):
+    """The names of operations that compute something: no views, no memory without contents, no reading."""
+
+    FREE = ("aten::empty", "aten::new_empty", "aten::detach", "aten::_local_scalar_dense", "aten::promote_types")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = function._schema.name
+        if not function.is_view and not name.startswith(self.FREE):
+            self.names.append(name)
+        return function(*args, **(kwargs or {}))
+
+
+class Waits(TorchFunctionMode):
+    """The names of functions that read numbers."""
+
+    READ = ("tolist", "item", "cpu", "numpy", "nonzero", "__bool__", "__float__", "__int__", "__index__")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(function, "__name__", "") in self.READ:
+            self.names.append(function.__name__)
+        return function(*args, **(kwargs or {}))
+
+
+def counted(call: Callable[[], Any]) -> tuple[int, int]:
+    """How many programs and waits."""
+    with Waits() as waits, Programs() as programs:
+        call()
+    return len(programs.names), len(waits.names)
+
+
+def differentiate(block: Block, x: Tensor, way: str, samples: int | None) -> None:
     output, mixture = block(x)
     loss = output.float().square().mean()
-    optimiser.zero_grad()
+    block.zero_grad()
     if way == "none":
         loss.backward()
     else:
         penalty = st.routed_penalty(mixture.features, mixture.experts, mixture.num_experts, samples)
         floor = 1e-12 if way == "gradient-norm" else None
         st.penalised_backward(loss, penalty, block.parameters(), 1e-3, way, floor=floor)
-    optimiser.step()
 
 
-def measure(block: Block, x: Tensor, way: str, samples: int | None, repeats: int) -> tuple[float, float | None]:
-    """Milliseconds of a step, the median, and the most memory in MB (on a GPU alone)."""
+Measured = tuple[float, float | None, int, int]
+
+
+def measure(block: Block, x: Tensor, way: str, samples: int | None, repeats: int) -> Measured:
+    """Milliseconds of a step, the median, the most memory in MB (on a GPU alone), programs and waits."""
     optimiser = torch.optim.AdamW(block.parameters(), lr=1e-5)
     gpu, times = x.is_cuda, []
     for repeat in range(repeats + 2):
@@ -63,12 +108,14 @@ def measure(block: Block, x: Tensor, way: str, samples: int | None, repeats: int
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
         start = time.perf_counter()
-        step(block, optimiser, x, way, samples)
+        differentiate(block, x, way, samples)
+        optimiser.step()
         if gpu:
             torch.cuda.synchronize()
         if repeat >= 2:
             times.append(time.perf_counter() - start)
-    return 1e3 * sorted(times)[repeats // 2], torch.cuda.max_memory_allocated() / 1e6 if gpu else None
+    most = torch.cuda.max_memory_allocated() / 1e6 if gpu else None
+    return 1e3 * sorted(times)[repeats // 2], most, *counted(lambda: differentiate(block, x, way, samples))
 
 
 def main() -> None:
@@ -82,7 +129,7 @@ def main() -> None:
     name = f"{torch.cuda.get_device_name() if gpu else device}, PyTorch {torch.__version__}"
     print(f"{name}: {dtype}, width {given.width}, two experts each\n")
     columns = {"E": "d", "tokens": ",d", "way": "", "ms": ".2f", "times the plain step": ".2f"}
-    table = kept.Table(columns | {"MB": ",.0f", "MB more": ",.0f"})
+    table = kept.Table(columns | {"programs": "d", "waits": "d", "MB": ",.0f", "MB more": ",.0f"})
     every = ("fixed", None), ("fixed", given.tokens // 4), ("gradient-norm", None)
     for experts in (8, 128):
         for tokens, ways in ((given.tokens, every), (2 * given.tokens, every[:1]), (4 * given.tokens, every[:1])):
@@ -90,13 +137,13 @@ def main() -> None:
             with torch.device(device):
                 block = Block(experts, given.width).to(dtype)
             x = torch.randn(tokens, given.width, device=device, dtype=dtype)
-            plain, least = measure(block, x, "none", None, given.repeats)
-            table.add(experts, tokens, "no penalty", plain, 1.0, least, None)
+            plain, least, *counts = measure(block, x, "none", None, given.repeats)
+            table.add(experts, tokens, "no penalty", plain, 1.0, *counts, least, None)
             for way, samples in ways:
-                found, most = measure(block, x, way, samples, given.repeats)
+                found, most, *counts = measure(block, x, way, samples, given.repeats)
                 label = f"{way}{'' if samples is None else f', {samples:,} rows'}"
                 more = None if most is None or least is None else most - least
-                table.add(experts, tokens, label, found, found / plain, most, more)
+                table.add(experts, tokens, label, found, found / plain, *counts, most, more)
     kept.keep(table, given.keep, name)
 
 

@@ -152,7 +152,8 @@ def main() -> None:
     ignore = shutil.ignore_patterns("__pycache__")
     for name in ("sphere", "benchmarks"):
         shutil.copytree(ROOT / name, options.out / name, ignore=ignore)
-    write_json(options.out / "sphere" / provenance.COMMIT.name, provenance.commit())  # runs will say so
+    # of what was copied, which need not be what is imported here; runs will say so
+    write_json(options.out / "sphere" / provenance.COMMIT, provenance.commit(ROOT))
     archive = Path(shutil.make_archive(str(options.out), "xztar", options.out.parent, options.out.name))
     size = archive.stat().st_size
     name = options.out.name

@@ -10,9 +10,9 @@ import threading
 from importlib.metadata import version
 from pathlib import Path
 
-# Compiling is most of what tests do: without optimisation, and large programs are shared between processes and with the
-# next run. Without optimisation a product and a sum are rounded once or twice by chance, and programs that should agree
-# to the bit do not; where there is no instruction for both at once (AVX has none) it is always twice.
+# Compiling is most of what tests do: without optimisation, and programs are shared between processes and with the next
+# run. Without optimisation a product and a sum are rounded once or twice by chance, and programs that should agree to
+# the bit do not; where there is no instruction for both at once (AVX has none) it is always twice.
 if version("jaxlib").startswith("0.10."):  # a later one may not know these, and leaves where it does not
     QUICKLY = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
     QUICKLY += " --xla_cpu_parallel_codegen_split_count=1"  # parts for more cores than two processes leave free
@@ -20,7 +20,8 @@ if version("jaxlib").startswith("0.10."):  # a later one may not know these, and
         QUICKLY += " --xla_cpu_max_isa=AVX"
     os.environ["XLA_FLAGS"] = f"{QUICKLY} {os.environ.get('XLA_FLAGS', '')}"
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".xla_cache"))
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")  # small ones too: there are thousands
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 # Many processes share a GPU, each of which would take three quarters of its memory.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
@@ -63,6 +64,8 @@ hypothesis.settings.load_profile("patient")
 LONGEST = (
     "test_pixels_learning",
     "test_experiments_launchers",
+    "test_experiments_pages",
+    "test_encoders",
     "test_td3",
     "test_resume_suites",
     "test_ntk",

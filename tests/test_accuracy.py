@@ -77,6 +77,15 @@ def test_chunks_are_by_length_and_what_fills_them_is_never_right():
     assert not np.any(last)
 
 
+@pytest.mark.parametrize("n", [9, 11])
+@pytest.mark.parametrize("kind", [np.uint8, np.uint32, np.int64])
+def test_classes_may_be_numbers_of_any_kind(kind, n):
+    """Those of small data sets are often bytes, of which none is below 0. With and without places to fill."""
+    obs, label = np.zeros((1, n, LENGTH), np.uint8), np.arange(n, dtype=kind)[None]
+    _, labels, _ = accuracy.in_chunks(obs, label, 3, sort=False)
+    np.testing.assert_array_equal(labels.reshape(-1), [*[-1] * (-n % 3), *range(n)])
+
+
 def test_a_network_for_shorter_texts_is_the_same_network():
     net, x = nets()[0], texts().astype(np.int32)
     x[:, 4:] = 0

@@ -8,8 +8,8 @@ import pytest
 from networks import MIXTURES, network, states
 
 from sphere.nets import moe
-from sphere.nets.dispatch import by_product, grouped, of_owners
-from sphere.nets.moe import pick_compute
+from sphere.nets.dispatch import block_size, by_product, grouped, of_owners
+from sphere.nets.moe import LARGE_BLOCK, largest_block, pick_compute
 from sphere.variants import feature_blocks
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -106,6 +106,14 @@ def test_grouped_on_a_gpu_has_the_outputs_and_gradients_of_dense(monkeypatch):
     grouped = found("grouped")
     for one, two in zip(jax.tree.leaves(grouped), jax.tree.leaves(dense), strict=True):
         np.testing.assert_allclose(one, two, atol=1e-11)
+
+
+@pytest.mark.parametrize("tokens", [8_192, 12_800, 32_000, 65_535, 2**20])
+def test_of_many_tokens_an_expert_has_four_to_eight_blocks_on_a_gpu(tokens, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    most = largest_block(8, tokens, False)
+    assert 4 <= tokens / block_size(tokens, 8, most) / 8 <= 8
+    assert largest_block(8, 1_000, False) == LARGE_BLOCK  # of few they are not made smaller
 
 
 @pytest.mark.parametrize(("backend", "minibatch"), [("cpu", "grouped"), ("gpu", "dense")])

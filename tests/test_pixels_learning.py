@@ -23,6 +23,7 @@ from sphere.envs.frame_log import FrameLog, check_room, sampled
 from sphere.errors import UserError
 from sphere.methods import Sphere
 from sphere.nets import NetConfig
+from sphere.nets.encoders import Impala
 from sphere.training.fleet import Fleet
 from sphere.training.loop import train
 from sphere.training.settings import Evaluation
@@ -43,8 +44,11 @@ def config(**changes):
 
 @pytest.fixture(scope="module", autouse=True)
 def suite():
+    """Small images, and one stage of the encoder: what is learned from does not depend on how deep it is, and
+    convolutions take longest to compile."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(registry.SUITES, "dots", dots.Dots)
+        patch.setattr(Impala, "channels", (8,))
         yield
 
 

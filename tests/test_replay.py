@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from sphere.algos import replay
-from sphere.algos.learner import DataSpec
+from sphere.algos.learner import Clock, DataSpec, Learner
+from sphere.algos.rows import in_turns, side_by_side
 from sphere.algos.td3 import TD3
 from sphere.storage import appended
 from sphere.storage.appended import AppendedRows
@@ -144,6 +145,21 @@ def test_checksums_are_those_of_the_files_that_a_mark_needs(make, tmp_path):
     (tmp_path / "replay-000001.bin").write_bytes(b"x" * 48)
     with pytest.raises(ValueError, match=r"replay-000001.bin was changed"):
         make().cut(13, 5, file.checksums(13))
+
+
+class Newest(Learner):
+    """Of nobody's package: it says what the newest row of its memory is."""
+
+    def update(self, state, numbers, data, seed, clock):
+        return state, {"row": data["table"][data["place"], data["filled"] - 1]}
+
+
+@pytest.mark.parametrize("form", [side_by_side, in_turns])
+def test_any_learner_gets_the_tables_of_all_runs_and_its_place_among_them(form):
+    table = jnp.arange(12, dtype=jnp.float32).reshape(2, 3, 2)
+    given = np.zeros(2), {}, replay.data(table, [1, 0], 3), np.zeros(2, np.uint32)
+    found = form(Newest(), *given, Clock(np.int32(0), np.float32(0)))[1]["row"]
+    np.testing.assert_array_equal(found, [table[1, 2], table[0, 2]])
 
 
 def test_after_a_task_switch_only_rows_of_the_new_task_count(tmp_path):

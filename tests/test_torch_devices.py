@@ -26,10 +26,9 @@ def gpu(monkeypatch):
     """Numbers that are read are made up: experts with the same load."""
 
     def read(tensor):
-        if tensor.ndim == 2:
-            experts, edges = tensor.shape
-            return [[2 * (expert * (edges - 1) + edge) for edge in range(edges)] for expert in range(experts)]
-        return [1.0 if tensor.is_floating_point() else 0] * len(tensor)
+        if tensor.is_floating_point():
+            return [1.0] * len(tensor)
+        return [0] * 4 + [2 * edge for edge in range(len(tensor) - 4)]  # what is checked, then where loads begin
 
     for name, value in (("tolist", read), ("__float__", lambda _: 1.0), ("__bool__", lambda _: True)):
         monkeypatch.setattr(torch.Tensor, name, value)

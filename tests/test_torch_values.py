@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import sphere.torch as st
-from sphere.torch import coefficient, spectrum
+from sphere.torch import backward, coefficient, penalty, spectrum
 from sphere.torch import ntk as torch_ntk
 
 
@@ -23,6 +23,51 @@ def test_features_whose_penalty_does_not_fit_are_refused(scale, device):
         with pytest.raises(ValueError, match="features is too large"):
             call()
     assert torch.isfinite(st.sphere_penalty(phi.double()))  # 1e150 is a number of float64
+
+
+def test_one_large_number_among_zeros_fits(device):
+    """More than can be told from the largest number alone."""
+    phi = torch.zeros(100, 100, device=device)
+    phi[0, 0] = 1e9
+    assert st.sphere_penalty(phi).item() == pytest.approx(1e32 * (1 - 1 / 100), rel=1e-5)
+    chosen = torch.zeros(100, 1, dtype=torch.int64, device=device)
+    assert st.routed_penalty(phi[:, None], chosen, 3).item() == pytest.approx(1e32 * (1 - 1 / 300), rel=1e-5)
+
+
+@pytest.mark.parametrize("small", [penalty.SMALL, 0])
+def test_bad_mixtures_are_noticed_on_every_way(monkeypatch, small, device):
+    """Also where counts are read with what is checked, and in rows that are not drawn."""
+    monkeypatch.setattr(penalty, "SMALL", small)
+    features = torch.ones(6, 2, 9, device=device)
+    chosen = torch.tensor([[0, 1]] * 6, device=device)
+    for row, column, expert, ends in (
+        (0, 0, -1, "-1 to 1"),
+        (5, 1, 4, "0 to 4"),
+        (3, 1, 2**52 + 3, "0 to 4503599627370499"),
+    ):
+        wrong = chosen.clone()
+        wrong[row, column] = expert
+        for samples in (None, 1):
+            with pytest.raises(ValueError, match=f"experts holds numbers from {ends}, wanted 0 to 3"):
+                st.routed_penalty(features, wrong, 4, samples)
+    for bad in (math.nan, math.inf, -math.inf):
+        broken = features.clone()
+        broken[5, 1, 2] = bad
+        for samples in (None, 1):
+            with pytest.raises(ValueError, match="features holds 1 NaN or infinite numbers of 108"):
+                st.routed_penalty(broken, chosen, 4, samples)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_in_half_precision_the_sum_is_rounded_and_not_the_factor(dtype, device):
+    rng = np.random.default_rng(4)
+    before, added = (torch.tensor(rng.normal(size=500), dtype=dtype, device=device) for _ in range(2))
+    params = [torch.zeros_like(before, requires_grad=True) for _ in range(2)]
+    params[0].grad = before.clone()  # the other has none yet
+    backward.add(params, [added, added], 0.1234567)
+    change = 0.1234567 * added.double()
+    for w, want in zip(params, (before.double() + change, change), strict=True):
+        assert (w.grad != want.to(dtype)).sum() <= 2  # one in twenty with a rounded factor
 
 
 @pytest.mark.parametrize("scale", [1e18, 1e30])
@@ -74,9 +119,9 @@ def test_no_estimate_and_no_interval_is_below_one():
 
 
 def test_a_length_that_is_nan_has_a_coefficient_that_is_nan():
-    for task, penalty in ((math.nan, 1.0), (1.0, math.nan)):
+    for task, length in ((math.nan, 1.0), (1.0, math.nan)):
         for floor in (None, 1e-12):
-            assert math.isnan(coefficient.strength(task, penalty, 0.1, floor))
+            assert math.isnan(coefficient.strength(task, length, 0.1, floor))
     assert coefficient.strength(0.0, 0.0, 0.1, 1e-12) == 0
 
 

@@ -67,6 +67,21 @@ def test_some_tokens_are_spread_evenly_over_those_that_are_no_padding(make, draw
     np.testing.assert_allclose(got, brute(phi[found]), rtol=1e-9)
 
 
+def test_the_gradient_of_some_tokens_has_no_scatter_that_adds_up():
+    """On a GPU such a scatter would be sorted number by number."""
+    mixture = eqx.filter_jit(text_net())(jnp.asarray(texts(7)))[1].mixtures[0]
+
+    def loss(hidden):
+        few = sampled(eqx.tree_at(lambda one: one.hidden, mixture, hidden), 5)
+        return jnp.sum(jnp.sin(few.features))
+
+    scatters = [
+        line for line in jax.jit(jax.grad(loss)).lower(mixture.hidden).as_text().splitlines() if "scatter" in line
+    ]
+    assert scatters
+    assert all("unique_indices = true" in line for line in scatters)
+
+
 def test_variants_on_all_experts_refuse_some_tokens():
     net, x = text_net(compute="dense"), jnp.asarray(texts())
     with pytest.raises(ValueError, match="takes all rows"):

@@ -82,8 +82,9 @@ class Learner:
     """All that keeps its networks plastic."""
     placement: ClassVar[str | None] = None
     """The network that methods act on unless they are told otherwise; None: each has its own."""
-    shared: ClassVar[tuple[str, ...]] = ()
-    """Names of data that all runs of a fleet have in common; they come without a run axis."""
+    shared: ClassVar[tuple[str, ...]] = ("table",)
+    """Names of data that all runs of a fleet get alike, whole; of all others each gets its own row. `table`: memories
+    and recorded data."""
     deterministic: bool
     """On a GPU, choose kernels by rule and not by timing them, so that every process computes the same bits."""
 

@@ -49,7 +49,6 @@ class TD3(ActorCritic):
     name: ClassVar[str] = "td3"
     title: ClassVar[str] = "TD3"
     placement: ClassVar[str | None] = "critic"
-    shared: ClassVar[tuple[str, ...]] = ("table",)
     alpha: ClassVar[float | None] = None
 
     num_envs: int = 8

@@ -43,7 +43,7 @@ def in_chunks(
     parts = -(-n // most)
     empty = -n % parts
     rows = np.concatenate([np.zeros_like(obs, shape=(runs, empty, obs.shape[2])), obs], axis=1)
-    labels = np.concatenate([np.full_like(label, -1, shape=(runs, empty)), label], axis=1)
+    labels = np.concatenate([np.full((runs, empty), -1, np.int32), label.astype(np.int32)], axis=1)
     last = np.zeros(labels.shape, int)
     if sort:
         backwards = rows[:, :, ::-1] != 0

@@ -67,7 +67,7 @@ def pair(preset: str) -> list[Arm]:
 TEXT = {
     "newsgroups-all": "softmax over all",
     "newsgroups-post-ln": "post-LN",
-    "newsgroups-plain": "post-LN, padding counts",
+    "newsgroups-plain": "plain PyTorch",
 }
 """Other forms of the text network: the preset, and what its rows are called."""
 

@@ -4,7 +4,7 @@ Images stay bytes until here. A convolution is recorded as a layer whose slots a
 the exact NTK has its share too (`sphere/ntk.py`). Paddings are half a window on every side, as PyTorch counts them.
 """
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import equinox as eqx
 import jax
@@ -174,15 +174,16 @@ class Encoder(eqx.Module):
 class Impala(Encoder):
     """Three stages of 16, 32 and 32 channels, the mean over positions, a layer of 256 units."""
 
+    channels: ClassVar[tuple[int, ...]] = (16, 32, 32)
     stages: tuple[Stage, ...]
     last: Linear
 
     def __init__(self, shape: tuple[int, ...], numbers: int, *, key: PRNGKeyArray):
-        keys, channels = jax.random.split(key, 4), (16, 32, 32)
+        keys = jax.random.split(key, len(self.channels) + 1)
         self.input_shape, self.numbers = shape, numbers
-        pairs = zip((shape[2], *channels[:-1]), channels, keys[:3], strict=True)
+        pairs = zip((shape[2], *self.channels[:-1]), self.channels, keys[:-1], strict=True)
         self.stages = tuple(Stage(inner, outer, key=k) for inner, outer, k in pairs)
-        self.last = Linear(channels[-1], 256, key=keys[3])
+        self.last = Linear(self.channels[-1], 256, key=keys[-1])
 
     @property
     def width(self) -> int:

@@ -39,8 +39,8 @@ def loops(num_experts: int, tokens: int) -> bool:
 
 
 def largest_block(num_experts: int, tokens: int, loop: bool) -> int:
-    """Rows of a block at most. On a GPU an expert has eight blocks or more where tokens are many: larger ones save
-    copies of its parameters, and few are left half empty."""
+    """Rows of a block, up to the next power of two. On a GPU an expert has four to eight blocks where tokens are many:
+    larger ones save copies of its parameters, and few are left half empty."""
     if jax.default_backend() == "cpu":
         return LARGE_BLOCK if loop else 32
     return max(LARGE_BLOCK, tokens // (8 * num_experts))

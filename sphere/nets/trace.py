@@ -117,7 +117,8 @@ def sampled(mixture: Mixture, most: int, fill: bool = False) -> Mixture:
     within = (place * 40503) % 65536  # by the golden ratio: not always the same place of its part
     rank = first + within * (end - first) // 65536
     rows = jnp.argsort(~real, stable=True)[rank]  # padding stands behind all others
-    taken = jax.tree.map(lambda leaf: leaf[rows], mixture)
+    # unless some are taken again, no two are the same: said, so that no GPU sorts their gradients to add them up
+    taken = jax.tree.map(lambda leaf: leaf.at[rows].get(unique_indices=not fill), mixture)
     return eqx.tree_at(lambda m: m.real, taken, None) if fill and mixture.real is not None else taken
 
 

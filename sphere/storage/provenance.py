@@ -12,8 +12,9 @@ import sphere
 from sphere.storage.files import read_json, write_json
 
 ENVIRONMENT = "environment.json"
-COMMIT = Path(__file__).resolve().parents[1] / "commit.json"
-"""In a copy that has left its checkout (`make bundle`): the commit that it was made from."""
+COMMIT = "commit.json"
+"""In the package of a copy that has left its checkout (`make bundle`): the commit that it was made from."""
+ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("jax", "jaxlib", "equinox", "optax", "numpy", "mujoco", "mujoco-mjx", "warp-lang", "metaworld", "gymnasium")
 """Of this process. Simulators may be others: a source says which (`simulators`)."""
 RESUMED = "resumed"
@@ -30,7 +31,7 @@ def describe() -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {"sphere-rl": sphere.__version__}
         | {name: version for name in PACKAGES if (version := _version(name))},
-        "git": commit(),
+        "git": commit(ROOT),
         "device": {"kind": devices[0].device_kind, "platform": devices[0].platform, "count": len(devices)},
         "matmul_precision": jax.config.jax_default_matmul_precision,  # type: ignore[attr-defined]
         "x64": jax.config.jax_enable_x64,  # type: ignore[attr-defined]
@@ -84,12 +85,12 @@ def _version(package: str) -> str | None:
         return None
 
 
-def commit() -> dict[str, Any] | None:
-    """Of this code: of the checkout that it is in, or of the one that it was copied from."""
-    if found := _git(COMMIT.parents[1]):
+def commit(root: Path) -> dict[str, Any] | None:
+    """Of the code at `root`: of the checkout that it is, or of the one that it was copied from."""
+    if found := _git(root):
         return found
     try:
-        return read_json(COMMIT)
+        return read_json(root / "sphere" / COMMIT)
     except (OSError, ValueError):
         return None
 

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from sphere.torch import checks, ranks
 from sphere.torch import coefficient as strengths
-from sphere.torch import ranks
 
 KNOWN = ("gradient-norm", "loss-ratio", "fixed")
 
@@ -60,7 +60,7 @@ def penalised_backward(
         lambdas = [ratio * base if ratio else 0.0 for ratio, base in zip(rhos, bases, strict=True)]
         total = loss
         for weight, term in zip(lambdas, terms, strict=True):
-            total = total + weight * term if weight else total
+            total = torch.add(total, term, alpha=weight) if weight else total
         (total if scaler is None else scaler.scale(total)).backward()
         return _result(loss, terms, lambdas, [float("nan") if weight else 0.0 for weight in lambdas], several)
     group = ranks.averaging(weights, ddp)
@@ -102,8 +102,8 @@ def combine(
     gradient."""
     if all(g is None for g in task):
         raise ValueError("the loss reaches none of the parameters; pass those of the model that made it")
-    lengths = [ranks.length(gradients, sharded) / scale for gradients in (task, *added)]
-    size, *sizes = torch.stack([one.cpu() for one in lengths]).tolist()
+    lengths = [ranks.length(gradients, sharded) for gradients in (task, *added)]
+    size, *sizes = (one / scale for one in torch.stack([one.to(lengths[0].device) for one in lengths]).tolist())
     if raise_for_nan and not all(map(math.isfinite, (size, *sizes))):
         what = "loss" if not math.isfinite(size) else "penalty"
         raise ValueError(
@@ -123,10 +123,16 @@ def combine(
 @torch.no_grad()
 def add(weights: Sequence[Tensor], gradients: Sequence[Tensor | None], factor: float) -> None:
     """factor * gradient into `.grad`, in its type. In half precision the sum is rounded, not the factor."""
+    alike: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}  # one program adds to many tensors of a type
     for w, g in zip(weights, gradients, strict=True):
-        if g is not None:
-            change = (g if g.dtype == torch.float64 else g.float()) * factor
-            w.grad = change.to(w.dtype) if w.grad is None else w.grad.copy_(w.grad + change)
+        if g is not None and w.grad is None:
+            w.grad = (checks.wide(g) * factor).to(w.dtype)
+        elif g is not None:
+            sums, changes = alike.setdefault((type(w.grad), w.dtype, w.device), ([], []))
+            sums.append(w.grad)
+            changes.append(checks.wide(g))
+    for sums, changes in alike.values():
+        torch._foreach_add_(sums, changes, alpha=factor)
 
 
 def gradient(term: Tensor, weights: Sequence[Tensor], scale: float = 1.0) -> list[Tensor | None]:
@@ -166,7 +172,8 @@ def _values(loss: Tensor, terms: Sequence[Tensor]) -> list[float]:
             )
         if value.device != loss.device:
             raise ValueError(f"penalty is on {value.device} and loss on {loss.device}, wanted one device; move one")
-    found = torch.stack([value.detach().double().reshape(()) for _, value in named]).tolist()
+    with torch.autocast(loss.device.type, enabled=False):
+        found = torch.stack([value.detach().reshape(()) for _, value in named]).tolist()
     for (name, _), value in zip(named, found, strict=True):
         if value != value or value in (float("inf"), float("-inf")):
             raise ValueError(f"{name} is {value}, wanted a finite number; .grad was left as it was")

@@ -30,16 +30,46 @@ def routed_moments(
     features: Tensor, experts: Tensor, num_experts: int, entries: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """tr(S) and sum over i, i' of S_ii'^2, in float32 at least. They can be differentiated once."""
+    return planned_moments(features, experts, plan(features, experts, num_experts, entries))
+
+
+class Plan(NamedTuple):
+    """Which tokens are multiplied together; all that is read from the device, and checked, in one wait."""
+
+    order: Tensor  # [n * k], the tokens by expert, then by sample
+    starts: Tensor  # [experts, blocks + 1], where each expert's tokens of a block of rows begin, and where they end
+    known: list[list[int]]  # the same
+    rows: int  # of a block
+    largest: float  # absolute value of a feature
+
+
+@torch.no_grad()
+def plan(features: Tensor, experts: Tensor, num_experts: int, entries: int | None = None) -> Plan:
+    """For about `entries` products at a time."""
     if entries is None:
         entries = GPU_ENTRIES if features.is_cuda else ENTRIES
-    return _RoutedMoments.apply(features, experts, num_experts, entries)
+    n, k, _ = features.shape
+    rows = max(1, min(n, entries // (2 * n * k)))
+    blocks = -(-n // rows)
+    span, device = blocks * rows, experts.device
+    keys = torch.add(torch.arange(n, device=device)[:, None], experts, alpha=span)  # expert * span + sample
+    keys, order = keys.reshape(-1).sort()
+    edges = torch.searchsorted(keys, torch.arange(0, num_experts * span + 1, rows, device=device))
+    largest, read = checks.mixture(features, experts, num_experts, edges)
+    known = [read[expert * blocks : (expert + 1) * blocks + 1] for expert in range(num_experts)]
+    return Plan(order, edges.unfold(0, blocks + 1, blocks), known, rows, largest)
+
+
+def planned_moments(features: Tensor, experts: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
+    """`routed_moments` by a plan for these experts."""
+    return _RoutedMoments.apply(features, experts, plan)
 
 
 class _RoutedMoments(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, features: Tensor, experts: Tensor, num_experts: int, entries: int) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, features: Tensor, experts: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
         found = features.detach() if stays_half(features) else checks.wide(features.detach())
-        trace, square, gradient = _moments(found, experts, num_experts, entries, ctx.needs_input_grad[0])
+        trace, square, gradient = _moments(found, plan, ctx.needs_input_grad[0])
         if gradient is not None:
             ctx.save_for_backward(features, experts, gradient)
         return trace, square
@@ -48,11 +78,13 @@ class _RoutedMoments(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, by_trace: Tensor, by_square: Tensor) -> tuple[Tensor | None, ...]:
         features, experts, gradient = ctx.saved_tensors
+        n, k, _ = features.shape
         with torch.autocast(features.device.type, enabled=False):
             # an expert that is named twice in a row counts with the sum
-            same = (experts[:, :, None] == experts[:, None, :]).to(features.dtype)
-            change = product(same, features) * (2 * by_trace)
-            return torch.addcmul(change, gradient, 4 * by_square).to(features.dtype), None, None, None
+            same = torch.eq(experts[:, :, None], experts[:, None, :], out=features.new_empty(n, k, k))
+            change = product(same, features).mul_(2 * by_trace)
+            total = torch.addcmul(change, gradient, by_square, value=4, out=torch.empty_like(features))
+            return total, None, None
 
 
 def stays_half(features: Tensor) -> bool:
@@ -74,75 +106,63 @@ def weighted(weights: Tensor, tokens: Tensor) -> Tensor:
     if tokens.dtype != torch.bfloat16:
         return weights @ tokens
     high = weights.bfloat16()
-    return product(high, tokens).add_(product((weights - high).bfloat16(), tokens))
+    low = torch.sub(weights, high, out=torch.empty_like(high))
+    return product(high, tokens).add_(product(low, tokens))
 
 
 class _Slots(NamedTuple):
     """Tokens of some experts, each from its first place on; behind the last of them zeros."""
 
     token: Tensor  # [experts, places]; the number of all tokens: none
-    sample: Tensor  # [experts, places]; where there is none any, lest all zeros be added to one number, in turn
+    sample: Tensor  # [experts, places]; where there is none that of another, lest all zeros be added to one number
     features: Tensor  # [experts, places, width]
 
 
-def _moments(
-    features: Tensor, experts: Tensor, num_experts: int, entries: int, differentiate: bool
-) -> tuple[Tensor, Tensor, Tensor | None]:
+def _moments(features: Tensor, plan: Plan, differentiate: bool) -> tuple[Tensor, Tensor, Tensor | None]:
     """tr(S), ||S||^2 and a quarter of the gradient of the latter."""
     n, k, width = features.shape
-    rows = max(1, min(n, entries // (2 * n * k)))
     tokens = features.reshape(n * k, width)
-    owner, order = experts.reshape(-1).sort(stable=True)  # by expert, then by sample
-    starts = _starts(owner * n + order // k, n, rows, num_experts)
-    known = starts.tolist()  # the only numbers that are read from the device
+    order, starts, known, rows, _ = plan
 
-    def slots(group: Tensor | None, block: slice, number: int) -> _Slots:
-        start, end = (starts[:, i] if group is None else starts[group, i] for i in (block.start, block.stop))
-        first, size = block.start * rows, min(n, (block.stop - block.start) * rows)
-        return _slots(tokens, order, k, start[:, None], end[:, None], _even(number, tokens), first, size)
+    def slots(group: Tensor | None, first: int, last: int, number: int) -> _Slots:
+        start, end = (starts[:, i] if group is None else starts[group, i] for i in (first, last))
+        return _slots(tokens, order, k, start[:, None], end[:, None], _even(number, tokens))
 
     blocks = len(known[0]) - 1
     groups = []
     for group in _groups([load[-1] - load[0] for load in known]):
-        chosen = None if len(group) == num_experts else torch.tensor(group, device=features.device)
+        chosen = None if len(group) == len(known) else torch.tensor(group).to(features.device, non_blocking=True)
         most = max(known[expert][-1] - known[expert][0] for expert in group)
-        groups.append((group, chosen, slots(chosen, slice(0, blocks), most)))
+        groups.append((group, chosen, slots(chosen, 0, blocks, most)))
     kind = {"dtype": torch.promote_types(features.dtype, torch.float32), "device": features.device}
-    trace, square = torch.zeros((), **kind), torch.zeros((), **kind)
+    traces, squares = [], []
     gradient = torch.empty(n * k + 1, width, **kind) if differentiate else None  # the last row is for empty places
     for i in range(blocks):
         block, pieces = torch.zeros(rows * n, **kind), []
         for group, chosen, every in groups:
             most = max(known[expert][i + 1] - known[expert][i] for expert in group)
             if most:
-                here = every if blocks == 1 else slots(chosen, slice(i, i + 1), most)
-                where = here.sample[:, :, None] * n + every.sample[:, None, :]
+                here = every if blocks == 1 else slots(chosen, i, i + 1, most)
+                row = here.sample if blocks == 1 else here.sample % rows
+                where = torch.add(every.sample[:, None, :], row[:, :, None], alpha=n)
                 block.index_add_(0, where.reshape(-1), product(here.features, every.features.mT).reshape(-1))
                 pieces.append((here.token, where, every.features))
-        trace += block.reshape(rows, n)[:, i * rows :].diagonal().sum()
-        square += block.square().sum()
+        traces.append(block.reshape(rows, n)[:, i * rows :].diagonal().sum())
+        squares.append(block.square().sum())
         if gradient is not None:
             for token, where, inner in pieces:
                 weights = block.index_select(0, where.reshape(-1)).reshape(where.shape)
                 gradient.index_copy_(0, token.reshape(-1), weighted(weights, inner).reshape(-1, width))
+    trace, square = (sum(parts[1:], parts[0]) for parts in (traces, squares))
     return trace, square, None if gradient is None else gradient[:-1].reshape(n, k, width)
 
 
-def _starts(keys: Tensor, n: int, rows: int, num_experts: int) -> Tensor:
-    """Where each expert's tokens of each block of rows begin, and where the last end: [experts, blocks + 1]."""
-    edges = torch.arange(0, n + rows, rows, device=keys.device).clamp(max=n)
-    return torch.searchsorted(keys, torch.arange(num_experts, device=keys.device)[:, None] * n + edges)
-
-
-def _slots(
-    tokens: Tensor, order: Tensor, k: int, start: Tensor, end: Tensor, number: int, first: int, size: int
-) -> _Slots:
-    """Places `start` to `end` - 1 of the sorted tokens; samples are counted from `first`."""
-    place = torch.arange(number, device=tokens.device)
-    filled = start + place < end
-    token = order[(start + place).clamp(max=len(order) - 1)]
-    sample = torch.where(filled, token // k - first, place % size).int()
-    return _Slots(torch.where(filled, token, len(order)), sample, tokens[token].mul_(filled[:, :, None]))
+def _slots(tokens: Tensor, order: Tensor, k: int, start: Tensor, end: Tensor, number: int) -> _Slots:
+    """Places `start` to `end` - 1 of the sorted tokens, and behind them those of others, for their samples alone."""
+    place = start + torch.arange(number, device=tokens.device)
+    empty, token = place >= end, order[place % len(order)]
+    features = tokens[token].masked_fill_(empty[:, :, None], 0)
+    return _Slots(token.masked_fill(empty, len(order)), (token // k).int(), features)
 
 
 def _even(number: int, tokens: Tensor) -> int:

@@ -28,9 +28,10 @@ def strength(task: float, penalty: float, rho: float, floor: float | None) -> fl
 
 def length(tensors: Sequence[Tensor | None]) -> Tensor:
     """Euclidean norm over all entries, in float64: squares of small gradients vanish in float32."""
-    norms = [torch.linalg.vector_norm(t.detach(), dtype=torch.float64) for t in tensors if t is not None]
-    if not norms:
+    found = [t.detach() for t in tensors if t is not None]
+    if not found:
         return torch.zeros((), dtype=torch.float64)
+    norms = torch._foreach_norm(found, dtype=torch.float64)  # of many tensors by one program
     return torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
 
 

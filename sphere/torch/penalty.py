@@ -8,11 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sphere.torch import checks
-from sphere.torch.blockwise import routed_moments
+from sphere.torch import blockwise, checks
 
 SMALL = 2**20
-"""Entries of a token-by-token matrix up to which it is simply formed: 4 MB in float32."""
+"""Entries of a token-by-token matrix up to which it is simply formed: 4 MB in float32. Four times as many on a GPU,
+which takes less time for them than for the programs that would be started to have fewer."""
 
 
 class Mixture(NamedTuple):
@@ -33,7 +33,7 @@ class Gram(NamedTuple):
 
 def anisotropy(gram: Gram) -> Tensor:
     """||A - (tr(A) / m) I||_F^2 = ||A||_F^2 - tr(A)^2 / m: the SPHERE penalty."""
-    return gram.square - gram.trace**2 / gram.size
+    return torch.addcmul(gram.square, gram.trace, gram.trace, value=-1 / gram.size)
 
 
 def scale_free(gram: Gram) -> Tensor:
@@ -50,9 +50,9 @@ def scale_free(gram: Gram) -> Tensor:
 
 def gram(phi: Tensor) -> Gram:
     """Of A = phi^T phi / n for phi [n, m], by the smaller of the feature Gram [m, m] and the sample Gram [n, n]."""
-    phi = checks.real("phi", phi, 2, "[samples, features]")
+    largest = checks.magnitude("phi", checks.shaped("phi", phi, 2, "[samples, features]"))
     with torch.autocast(phi.device.type, enabled=False):
-        return _fitting("phi", _dense(phi))
+        return _fitting("phi", _dense(checks.wide(phi)), phi.numel() * largest * largest)
 
 
 def routed_gram(features: Tensor, experts: Tensor, num_experts: int, samples: int | None = None) -> Gram:
@@ -63,20 +63,30 @@ def routed_gram(features: Tensor, experts: Tensor, num_experts: int, samples: in
     """
     if samples is not None and samples < 1:
         raise ValueError(f"samples={samples}; wanted at least 1, or None for all rows")
-    features = checks.finite("features", features, 3, "[samples, chosen experts, width]")
-    experts = checks.indices("experts", experts, features.shape[:2], num_experts, features.device)
-    if samples is not None and samples < len(features):
-        rows = torch.randperm(len(features), device=features.device)[:samples]
-        features, experts = features[rows], experts[rows]
+    features = checks.shaped("features", features, 3, "[samples, chosen experts, width]")
+    experts = checks.choices("experts", experts, features.shape[:2], num_experts, features.device)
     n, k, width = features.shape
-    size = num_experts * width
-    tokens = (n * k) ** 2
+    n = min(n, samples or n)
+    drawn = n < len(features)
+    size, tokens = num_experts * width, (n * k) ** 2
+    dense = size <= n and n * size * size < tokens * width
+    small = tokens <= (4 * SMALL if features.is_cuda else SMALL)
+    largest = 0.0
+    if (drawn or dense or small) and not torch.compiler.is_compiling():  # a plan does it otherwise
+        largest, _ = checks.mixture(features, experts, num_experts)
+    if drawn:  # not by an index, whose gradient would sort the rows
+        rows = torch.randperm(len(features), device=features.device)[:n]
+        features, experts = features.index_select(0, rows), experts.index_select(0, rows)
     with torch.autocast(features.device.type, enabled=False):
-        if size <= n and n * size * size < tokens * width:
-            return _fitting("features", _dense(spread(checks.wide(features), experts, num_experts)))
-        moments = _small(checks.wide(features), experts) if tokens <= SMALL else None
-        trace, square = moments or routed_moments(features, experts, num_experts)
-        return _fitting("features", Gram(trace / n, square / n**2, size))
+        if dense:
+            found = _dense(spread(checks.wide(features), experts, num_experts))
+        elif small:
+            found = _of_samples(*_small(checks.wide(features), experts), n, size)
+        else:
+            plan = blockwise.plan(features, experts, num_experts)
+            found, largest = _of_samples(*blockwise.planned_moments(features, experts, plan), n, size), plan.largest
+        # k: so many of a row's features may be added, where one expert is named k times
+        return _fitting("features", found, k * features.numel() * largest * largest)
 
 
 def spread(features: Tensor, experts: Tensor, num_experts: int) -> Tensor:
@@ -105,28 +115,35 @@ def routed_penalty(features: Tensor, experts: Tensor, num_experts: int, samples:
     return anisotropy(routed_gram(features, experts, num_experts, samples))
 
 
-def _fitting(name: str, gram: Gram) -> Gram:
-    """Of features beyond about 1e9 the squares of A, their fourth powers, are no numbers of float32."""
-    if not torch.compiler.is_compiling():
-        largest = torch.maximum(gram.square.detach(), gram.trace.detach() ** 2)
-        if not bool(torch.isfinite(largest)):
-            raise ValueError(
-                f"{name} is too large: the squares of its Gram matrix do not fit into {gram.square.dtype} (up to about "
-                "1e9 they do in float32); divide it by a constant, or look for a network that diverged"
-            )
+def _fitting(name: str, gram: Gram, most: float) -> Gram:
+    """Of features beyond about 1e9 the squares of A, their fourth powers, are no numbers of float32. No trace exceeds
+    `most` and no sum of squares its square: where that fits nothing is computed, and no GPU is waited for."""
+    if most * most < torch.finfo(gram.square.dtype).max / 2:
+        return gram
+    largest = torch.maximum(gram.square.detach(), gram.trace.detach() ** 2)
+    if not bool(torch.isfinite(largest)):
+        raise ValueError(
+            f"{name} is too large: the squares of its Gram matrix do not fit into {gram.square.dtype} (up to about "
+            "1e9 they do in float32); divide it by a constant, or look for a network that diverged"
+        )
     return gram
 
 
 def _dense(phi: Tensor) -> Gram:
     n, m = phi.shape
     a = (phi.T @ phi if m <= n else phi @ phi.T) / n
-    return Gram(torch.trace(a), (a * a).sum(), m)
+    return Gram(a.diagonal().sum(), (a * a).sum(), m)
+
+
+def _of_samples(trace: Tensor, square: Tensor, n: int, size: int) -> Gram:
+    """From tr(S) and ||S||_F^2 of S = phi phi^T."""
+    return Gram(trace / n, square / n**2, size)
 
 
 def _small(features: Tensor, experts: Tensor) -> tuple[Tensor, Tensor]:
     """tr(S) and ||S||_F^2 of S = phi phi^T, with all products of tokens at once."""
     n, k, width = features.shape
     tokens, owner = features.reshape(n * k, width), experts.reshape(n * k)
-    products = torch.where(owner[:, None] == owner[None, :], tokens @ tokens.T, 0)
+    products = (tokens @ tokens.T).masked_fill(owner[:, None] != owner, 0)
     s = products.reshape(n, k, n, k).sum(dim=(1, 3))
-    return torch.trace(s), s.square().sum()
+    return s.diagonal().sum(), s.square().sum()
