@@ -53,6 +53,6 @@ def _is_number(value: Any, whole: bool) -> bool:
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     """A name that is not there, and which one was probably meant."""
     known = list(known)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     meant = f"did you mean {near[0]}? " if near else ""
     return UserError(f"there is no {kind} {name!r}; {meant}known: {', '.join(known)}")

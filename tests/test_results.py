@@ -217,8 +217,8 @@ def test_facts_are_looked_up_and_mistakes_are_told():
 
 
 def test_narrow_tables_keep_ours_beside_the_papers():
-    table = Table("t", "t", ("task", "A", "paper", "B", "paper", "C"), [["x", *[MeanStd(0.5)] * 5]])
-    assert [one.columns for one in narrow(table)] == [("task", "A", "paper"), ("task", "B", "paper", "C")]
+    table = Table("t", "t", (*tuple("tAB CD E"), "paper"), [["x", *[MeanStd(0.5)] * 8]])
+    assert [one.columns for one in narrow(table)] == [tuple("tAB CD "), ("t", "E", "paper")]
 
 
 @pytest.fixture(scope="module")
@@ -275,7 +275,7 @@ def test_pages_fit_and_lead_somewhere():
         text = page.read_text()
         for number, line in enumerate(text.splitlines(), 1):
             assert len(line) <= 120, f"{page.name}, line {number}"
-            assert line.count("|") <= 5 or "{{" in line or page.parent.name == "notes", f"{page.name}, line {number}"
+            assert line.count("|") <= 8 or "{{" in line or page.parent.name == "notes", f"{page.name}, line {number}"
         for link in re.findall(r"\]\(([^)#:]+)[^)]*\)", text):
             assert (PAGES / link).exists(), f"{page.name}: {link}"
     figures = {path.name for path in PAGES.glob("figures/*")}

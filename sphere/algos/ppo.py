@@ -106,7 +106,7 @@ class PPO(ActorCritic):
     """What keeps the networks plastic; on the command line --method NAME. With rho 0 SPHERE leaves no trace."""
     deterministic: bool = True
     """On a GPU, choose kernels by rule, not by timing them: the same seed then gives the same bits in every process, as
-    an exact resume needs. False makes updates about a quarter faster."""
+    an exact resume needs. Without it updates may be faster: python -m benchmarks.update --fast measures it."""
 
     def __post_init__(self) -> None:
         in_range(self, BOUNDS, "ppo.")

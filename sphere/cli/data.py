@@ -74,6 +74,8 @@ def data(arguments: list[str]) -> None:
         print(USAGE)
     elif arguments[0] == "get":
         get(arguments[1:])
+    elif arguments[0] == "record" and arguments[1:2] in ([], ["-h"], ["--help"]):
+        print(USAGE)
     elif arguments[:2] == ["record", "metaworld"]:
         record_metaworld(arguments[2:])
     else:

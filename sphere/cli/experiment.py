@@ -34,13 +34,13 @@ class Options:
     """An experiment of the paper, at one of three scales."""
 
     name: tyro.conf.Positional[str]
-    """As `sphere experiment list` shows it."""
+    """A name from `sphere experiment list`."""
     scale: Scale = "smoke"
     """smoke: minutes on two cores, a test of the code only; small: a tenth of the steps; paper: as in the paper."""
     seeds: tuple[int, ...] = ()
     """Default: 2, 3 or 5 seeds by scale (ten-seeds: 10; runtime and those from checkpoints: 1)."""
     out: Path = Path("runs/experiments")
-    """Holds a directory per scale, with the fleets, which experiments share, and the reports."""
+    """Directory for fleets, which experiments share, and reports; one folder per scale."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +56,9 @@ class RunOptions(PlanOptions):
     """Train the missing fleets of an experiment and resume the unfinished ones."""
 
     launcher: Literal["local", "ray", "slurm"] = "local"
-    """local: on this machine. ray: on the Ray cluster of RAY_ADDRESS, or on this machine alone without it. slurm: as
-    array jobs. With ray and slurm all machines must see the output directory."""
+    """local: this machine; ray: the cluster of RAY_ADDRESS, or this machine; slurm: a job array. All must see --out."""
     at_once: int = 1
-    """local: number of fleets that are trained at the same time, each in a process of its own. They share cores and
-    GPU, which one fleet of a few runs does not use fully."""
+    """local: number of fleets trained at the same time, each in its own process; they share cores and GPU."""
     cpus: int | None = None
     """Cores of a fleet. Default with ray: all of a node, or one GPU's share of it; with slurm: 8."""
     gpus: int | None = None

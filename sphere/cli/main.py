@@ -17,23 +17,23 @@ from sphere.training.sentences import DEBUG, in_a_sentence
 
 USAGE = """usage: sphere COMMAND ...
 
-  train       train a fleet of runs:      sphere train --preset probe-crl --seeds 0 1 2 --rho 0 0.1 --out runs/first
-  resume      continue a fleet:           sphere resume runs/first
-  eval        evaluate its policies:      sphere eval runs/first --episodes 20
+  train       train a group of runs:      sphere train --preset probe-crl --seeds 0 1 2 --rho 0 0.1 --out runs/first
+  resume      continue training:          sphere resume runs/first
+  eval        evaluate policies:          sphere eval runs/first --episodes 20
   show        settings, latest numbers:   sphere show runs/first
   report      tables, figures, a page:    sphere report runs/first runs/second -o report
-  export      what to publish of runs:    sphere export runs/first -o results
-  watch       the page while runs go:     sphere watch runs
-  experiment  the paper's, by name:       sphere experiment list, sphere experiment run metaworld-crl --scale smoke
+  export      copy records to publish:    sphere export runs/first -o results
+  watch       live report page:           sphere watch runs
+  experiment  the paper's experiments:    sphere experiment list, sphere experiment run metaworld-crl --scale smoke
   demo        four agents, minutes:       sphere demo
-  render      film a policy:              sphere render runs/first --task metaworld/push --out push.gif
-  assets      get a suite's files:        sphere assets humanoidbench
-  data        labelled or recorded sets:  sphere data get cifar100, sphere data record metaworld
-  heldout     states to compare r_e(K):   sphere heldout humanoidbench
+  render      record a video:             sphere render runs/first --task metaworld/push --out push.gif
+  assets      download a suite's files:   sphere assets humanoidbench
+  data        labelled or recorded data:  sphere data get cifar100, sphere data record metaworld
+  heldout     held-out states for r_e(K): sphere heldout humanoidbench
   verify      compare with references:    sphere verify update, sphere verify metaworld
   bench       measure this machine:       sphere bench update
 
-sphere COMMAND --help tells more, sphere --version which one this is."""
+sphere COMMAND --help shows the options of a command, sphere --version the version."""
 
 INTERRUPTED = 130  # the exit code of a program that Ctrl-C ended
 CLOSED = 141  # and of one whose reader left
@@ -63,7 +63,7 @@ def verify(arguments: list[str]) -> None:
 
 @dataclass(frozen=True)
 class Assets:
-    """Get the files that a suite needs and that are not ours to ship, each checked against its recorded sum."""
+    """Download the files that a suite needs and that the package may not include; each is checked by its checksum."""
 
     suite: tyro.conf.Positional[str]
     source: Annotated[Path | None, tyro.conf.arg(name="from")] = None

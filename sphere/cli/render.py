@@ -16,7 +16,7 @@ EVERY = 2  # steps per frame: a MetaWorld step is 12.5 ms, so films run a little
 
 @dataclass(frozen=True)
 class Render:
-    """Film one deterministic episode of a run's current policy, off-screen."""
+    """Record a video of one deterministic episode of a run's current policy, off-screen."""
 
     directory: tyro.conf.Positional[Path]
     """A run's, or its fleet's."""

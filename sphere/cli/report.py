@@ -13,13 +13,13 @@ from sphere.training.progress import plural
 
 @dataclass(frozen=True)
 class Report:
-    """One page (open index.html from disk), and tables and figures beside it, from run directories alone."""
+    """Make one page (open index.html from disk), tables and figures from run directories."""
 
     directories: tyro.conf.Positional[tuple[Path, ...]]
     """Runs, fleets, or directories above them."""
     out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("report")
     score: str | None = None
-    """A column of the outcomes, as success_once or return; default: the primary score that the records name."""
+    """A column of the outcomes, such as success_once or return; default: the primary score that the records name."""
     figures: bool = True
     """Also SVG, PDF and PNG files; they take most of the time."""
 
@@ -40,13 +40,13 @@ def report(arguments: list[str]) -> None:
 
 @dataclass(frozen=True)
 class Export:
-    """Copy what a reader needs to check runs: settings, versions, all evaluations, thinned metrics; no checkpoints."""
+    """Copy what others need to check runs: settings, versions, all evaluations, thinned metrics; no checkpoints."""
 
     directories: tyro.conf.Positional[tuple[Path, ...]]
     """Runs, fleets, or directories above them."""
     out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("results")
     every: int = 10
-    """Of the training iterations' metrics keep one in so many; evaluations are all kept."""
+    """Keep the metrics of every n-th training iteration; all evaluations are kept."""
 
 
 def export(arguments: list[str]) -> None:
@@ -64,18 +64,18 @@ def export(arguments: list[str]) -> None:
 
 @dataclass(frozen=True)
 class Watch:
-    """Serve the page on this machine; it renews itself while runs are going."""
+    """Serve the report page on this machine; it updates itself during training."""
 
     directories: tyro.conf.Positional[tuple[Path, ...]]
     """Runs, fleets, or directories above them."""
     port: int = 8000
-    """0 takes a free one."""
+    """0: any free port."""
     host: str = "127.0.0.1"
-    """Another address lets other machines in, with --public."""
+    """Address to listen on. For other machines also pass --public."""
     public: bool = False
-    """Everybody who reaches the address may see the runs."""
+    """Show the runs to everybody who can reach the address."""
     score: str | None = None
-    """A column of the outcomes, as success_once or return; default: the primary score that the records name."""
+    """A column of the outcomes, such as success_once or return; default: the primary score that the records name."""
 
 
 def watch(arguments: list[str]) -> None:

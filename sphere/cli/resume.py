@@ -31,7 +31,8 @@ def settings_of(directory: Path) -> FleetConfig:
             )
         if any(directory.glob("*/config.json")):
             raise UserError(f"{directory} holds records without a {FLEET}, so nothing to resume; see: sphere report")
-        raise UserError(f"{directory} holds no fleet (no {FLEET}); name the directory that sphere train wrote")
+        what = f"holds no fleet (no {FLEET})" if directory.exists() else "does not exist"
+        raise UserError(f"{directory} {what}; name the directory that sphere train wrote")
     try:
         return from_json(read_fleet(directory)["settings"])
     except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
@@ -40,14 +41,14 @@ def settings_of(directory: Path) -> FleetConfig:
 
 @dataclass(frozen=True)
 class Resume:
-    """Continue from the newest good checkpoint; the numbers are those of a run that was never stopped. Of several
-    methods that were trained by one command, name the directory above them."""
+    """Continue from the newest good checkpoint. With simulators on the CPU, the numbers are those of a run that was
+    never stopped. If one command has trained several methods, name the directory above them."""
 
     directory: tyro.conf.Positional[Path]
     workers: int | None = None
-    """Simulator processes of a group of runs, if others than before; results do not depend on it."""
+    """Number of simulator processes per group of runs, if it should change; results do not depend on it."""
     sharing: int | None = None
-    """Fleets that are trained on this machine at the same time, if others than before; results do not depend on it."""
+    """Fleets trained on this machine at once, if that should change; results do not depend on it."""
     quiet: bool = False
 
 
@@ -82,7 +83,7 @@ class Eval:
     directory: tyro.conf.Positional[Path]
     episodes: int = 10
     tasks: tuple[str, ...] = ()
-    """Default: all tasks of the fleet; under rl, where every task has a policy of its own, the one that it is at."""
+    """Default: all tasks of the fleet; under rl, where every task has its own policy, the current task."""
 
 
 def evaluate(arguments: list[str]) -> None:

@@ -18,15 +18,14 @@ from sphere.training.settings import FleetConfig
 
 @dataclass(frozen=True)
 class Output:
-    """Train every seed with every rho as one fleet; of several methods, one fleet each, one after another."""
+    """Train every seed with every rho together, as one fleet. With several methods, one fleet each, in turn."""
 
     out: Path | None = None
-    """Directory for records and checkpoints; default: runs/ and the names of preset, actor and method. Several methods
-    have a directory each in it."""
+    """Directory for records and checkpoints; default: runs/ and the names of preset, actor and method."""
     dry_run: bool = False
     """Print the plan (runs, steps, memory, estimated hours) and stop."""
     quiet: bool = False
-    """No progress."""
+    """Print no progress."""
 
 
 def _take(arguments: list[str], option: str) -> tuple[str | None, list[str]]:
@@ -129,10 +128,12 @@ def _parse(start: FleetConfig, arguments: list[str], prog: str) -> tuple[FleetCo
         options,
         prog=prog,
         description=(
-            f"{Output.__doc__} --method NAME ...: {', '.join(method_names())}; together as sphere+layernorm. The "
-            f"settings of those chosen are among the options. --actor NAME: {', '.join(ACTORS)}. --learner NAME: "
-            f"{', '.join(registry.LEARNERS)}. --vary NAME=VALUE,VALUE: other numbers in which runs differ "
-            f"({', '.join(start.learner.numbers)}). --plugin MODULE: methods, suites and learners of your own."
+            f"{Output.__doc__} The settings of the chosen methods are among the options.\n"
+            f"--method NAME ...: {', '.join(method_names())}; combined as sphere+layernorm.\n"
+            f"--actor NAME: {', '.join(ACTORS)}.\n"
+            f"--learner NAME: {', '.join(registry.LEARNERS)}.\n"
+            f"--vary NAME=VALUE,VALUE: other numbers in which runs differ ({', '.join(start.learner.numbers)}).\n"
+            "--plugin MODULE: methods, suites and learners of your own."
         ),
         args=arguments,
         config=(tyro.conf.AvoidSubcommands,),

@@ -1,4 +1,4 @@
-"""What stands beside a table of results: repeats, records that do not count, networks, and what beginnings tell."""
+"""What stands beside a table of results: repeats, records that are not counted, networks, and what beginnings tell."""
 
 import dataclasses
 from collections import defaultdict
@@ -72,7 +72,7 @@ def predictors_lines(found: Found) -> list[str]:
             predictor = known.get(metric)
             told = predictor and (predictor.second if name == "return" else predictor.score)
             if told:
-                asked = " This is the question that was put beforehand." if not lines else ""
+                asked = " This is the question that was fixed beforehand." if not lines else ""
                 lines.append(
                     f"{place} states, {name}: rank correlation {digits(told.correlation)}, p {told.p:.3f}, "
                     f"{told.pairs} pairs.{asked}"
@@ -80,11 +80,12 @@ def predictors_lines(found: Found) -> list[str]:
     if not lines:
         return []
     head = (
-        "Does r_e(K) at a task's first evaluation tell how the task will end? The question, r_e(K) on rollout states "
-        f"with the return, was put before the tasks from {short(one.tasks[SINCE])} on were trained; these are looked "
-        "at. Ranks within each method (Top-K MoE and SPHERE) and task; runs of one seed are permuted together."
+        "Does r_e(K) at a task's first evaluation predict how the task ends? The main question, r_e(K) on rollout "
+        f"states against the return, was fixed before the tasks from {short(one.tasks[SINCE])} on were trained. Only "
+        "these tasks are used. Ranks are within each method (Top-K MoE and SPHERE) and task; runs of one seed are "
+        "permuted together."
     )
-    return ["## Does an early rank tell the end?", "", head, "", *(f"- {line}" for line in lines), ""]
+    return ["## Does an early rank predict the end?", "", head, "", *(f"- {line}" for line in lines), ""]
 
 
 # Repeats
@@ -106,7 +107,7 @@ def repeat_lines(claim: Claim, counted: Found, repeated: Found | None) -> list[s
         return []
     both = [[*groups[0][place], *groups[1][place]] for place in range(2)]
     rows, last = [], None
-    for name, sides in (("those that count", groups[0]), ("repeats", groups[1]), ("both, by seed", both)):
+    for name, sides in (("counted above", groups[0]), ("repeats", groups[1]), ("both, by seed", both)):
         scores = [_by_seed(runs, tasks) for runs in sides]
         last = ratio(scores[0], scores[1])
         means = [digits(float(one.by_run().mean())) for one in scores]
@@ -121,11 +122,12 @@ def repeat_lines(claim: Claim, counted: Found, repeated: Found | None) -> list[s
     verdict, reason = decide(last, theirs, claim.nothing)
     labels = [side.label for side in claim.sides]
     return [
-        "## The same again",
+        "## Repeats",
         "",
-        f"There are {plural(sum(len(runs) for runs in groups[1]), 'run')} more with these settings and seeds. Other "
-        "rounding makes other runs of them, so they are a second sample, and leaving them out would be a choice after "
-        f"looking. On the {len(tasks)} tasks that all have finished:",
+        f"There are {plural(sum(len(runs) for runs in groups[1]), 'more run')} with these settings and seeds, made by "
+        "another version or on another machine. Different rounding made them different runs, so they are a second "
+        "sample. To leave them out would be a choice made after seeing the results. On the "
+        f"{len(tasks)} tasks that all have finished:",
         "",
         f"| | {labels[0]} | {labels[1]} | ratio |",
         "|---|---:|---:|---:|",
@@ -151,12 +153,12 @@ def _by_seed(runs: Sequence[Run], tasks: Sequence[str]) -> Scores:
     )
 
 
-# Records that do not count
+# Records that are not counted
 
 
 BESIDE = (
-    "Below `results/`: repeats of runs that count, and runs with other settings, fewer tasks or fewer steps. The "
-    "numbers are success at the end of each finished task, means over the seeds named."
+    "These are in `results/` too: repeats of counted runs, and runs with other settings, fewer tasks or fewer steps. "
+    "The numbers are success at the end of each finished task, averaged over the seeds named."
 )
 
 

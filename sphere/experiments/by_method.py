@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from sphere.experiments.arms import ARCHITECTURES, OF_SUITE, PAIR, methods
 from sphere.experiments.beside_paper import AVERAGE, beside_paper, success
 from sphere.experiments.experiment import Experiment, Found, Results
+from sphere.report import paper
 from sphere.report.comparison_tables import against_table, average_table, continual_table, per_task_table
 from sphere.report.scores import Scores, final_scores
 from sphere.report.statistics import iqm, iqr
@@ -27,7 +28,7 @@ def per_task(suite: str, protocol: str, source: str) -> Experiment:
         }
         return Results([table for table in tables if table.rows], figures)
 
-    title = f"Success by task, all methods, {suite}, {protocol.upper()} ({PROTOCOLS[protocol]})"
+    title = f"Success by task, all methods, {paper.SUITES[suite]}, {protocol.upper()} ({PROTOCOLS[protocol]})"
     return Experiment(title, source, methods(OF_SUITE[suite], f"{suite}-{protocol}"), results)
 
 
@@ -40,7 +41,7 @@ def both_protocols(suite: str, labels: Sequence[str], what: str, source: str) ->
         return Results([average_table(found.comparison)], {"success-bars": score_bars(found.comparison)})
 
     arms = methods(labels, f"{suite}-rl") + methods(labels, f"{suite}-crl")
-    return Experiment(f"RL against CRL, {what}, {suite}", source, arms, results)
+    return Experiment(f"RL against CRL, {what}, {paper.SUITES[suite]}", source, arms, results)
 
 
 def retention() -> Experiment:

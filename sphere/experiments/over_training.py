@@ -94,19 +94,19 @@ def specialisation() -> Experiment:
 RANKED = (*ARCHITECTURES, "SPHERE")
 EXPERIMENTS = {
     "ntk-heldout": curve(
-        "r_e(K) on held-out states over training, humanoidbench, CRL",
+        "r_e(K) on held-out states over training, HumanoidBench, CRL",
         "fig:humanoidbench-entk-erank-archs",
         methods(RANKED),
         "heldout/ntk_rank",
     ),
     "ntk-online": curve(
-        "r_e(K) on states of the last rollout over training, humanoidbench, CRL",
+        "r_e(K) on states of the last rollout over training, HumanoidBench, CRL",
         "fig:entk-onlinestates",
         methods(PAIR),
         "online/ntk_rank",
     ),
     "metaworld-ntk": curve(
-        "r_e(K) over training, held-out and rollout states, metaworld, CRL",
+        "r_e(K) over training, held-out and rollout states, MetaWorld, CRL",
         "fig:humanoidbench-entk-erank-archs and fig:entk-onlinestates, for MetaWorld",
         methods(RANKED, "metaworld-crl"),
         "heldout/ntk_rank",

@@ -54,12 +54,12 @@ def overview(judged: dict[str, list[Judged]], root: Path, out: Path) -> list[str
     lines += ["## Every table and figure of the paper", ""]
     lines += [
         wrapped(
-            f"Of {sum(count.values())} claims: {words}. A verdict stands for all claims "
-            "of an experiment that have runs of both sides; the last column is how many these are."
+            f"Of {sum(count.values())} claims: {words}. A verdict is about those claims of an experiment for which "
+            "both sides have runs; the last column counts them."
         ),
         "",
     ]
-    lines += [*head, *rows, "", "Not in the paper, the same on another suite:", "", *head]
+    lines += [*head, *rows, "", "Not in the paper: the same comparison on another suite.", "", *head]
     lines += [_row("–", registry()[name].title.split(",")[0], name, judged[name]) for name in others]
     lines += ["", "## The rule", "", RULE, "", *(wrapped(one) + "\n" for one in CAVEATS)]
     return lines
@@ -86,8 +86,8 @@ def _by_verdict(judged: dict[str, list[Judged]]) -> list[str]:
         if (apart := printed_apart(one.claim.printed[0], one.claim.printed[1], registry()[name].seeds)) is not None
     ]
     text = (
-        f"Of the {len(printed)} claims for which the paper prints two numbers with deviations, these alone tell the "
-        f"sides apart in {sum(printed)}. As many seeds here will hardly decide what is not told apart there."
+        f"The paper prints two numbers with deviations for {len(printed)} of its claims. In {sum(printed)} of them its "
+        "own difference is significant. The others can hardly be decided here with as many seeds."
     )
     return [*lines, wrapped(text), ""]
 

@@ -19,6 +19,13 @@ from sphere.training.progress import plural
 
 LEVELS = ("-crl", "-rl", "-bars", "-archs")
 """Experiments whose numbers are the paper's averages."""
+CAPTIONS = {
+    "learning-curves": "Score and return on the task in training. Lines: mean over runs; bands: lowest to highest run.",
+    "success-bars": "Average score. Bars: mean over runs; lines: 95% interval; circles: runs; diamonds: the paper.",
+    "curves": "Over training. Lines: mean over runs; bands: lowest to highest run.",
+    "over-tasks": "Task by task. Lines: mean over runs; bands: lowest to highest run.",
+}
+"""Of figures, by the end of their names; the first that fits. Other figures have their name only."""
 COMMAND = "sphere experiment pages results -o docs/results"
 MADE = f"<!-- Made by `{COMMAND}`. Do not edit; hand-written text is in notes/. -->"
 
@@ -50,7 +57,9 @@ def write_pages(
     for name, result in results.items():
         tables, drawn = _results(name, result, out if figures else None)
         lines = _page(name, result, tables)
-        lines += [f"![{one.replace('-', ' ')}](figures/{one}.svg)\n" for one in drawn]
+        for one in drawn:
+            lines += [f"![{one.replace('-', ' ')}](figures/{one}.svg)", ""]
+            lines += [wrapped(f"*{told}*") + "\n" for ending, told in CAPTIONS.items() if one.endswith(ending)][:1]
         lines += _more(name, result, records)
         note = out / "notes" / f"{name}.md"
         lines += ["## Notes", "", prose(note, records.root), ""] if note.exists() else []
@@ -77,13 +86,13 @@ def _page(name: str, result: ExperimentRecords, tables: Sequence[Table]) -> list
     numbers = {item.label: item.number for item in items()}
     source = " and ".join(f"{numbers[one]} (`{one}`)" for one in labels(experiment.source))
     lines = [f"# {experiment.title}", ""]
-    lines += [wrapped(f"In the paper: {source or f'not there; `{experiment.source}`'}."), ""]
+    lines += [wrapped(f"In the paper: {source}." if source else f"Not in the paper; after {experiment.source}."), ""]
     lines += [wrapped(f"**Verdict: {headline(judged)}.** {_main(judged)}"), ""]
     if judged:
         lines += ["## Claims", "", *(_claim(one, experiment.seeds) for one in judged), ""]
-        lines += [wrapped("The rule that gives the verdicts: [overview](index.md#the-rule)."), ""]
+        lines += [wrapped("How a verdict is reached: [the rule](index.md#the-rule)."), ""]
     else:
-        text = "Networks are looked at here, and records keep no checkpoints: there is nothing to judge by rule yet."
+        text = "This needs checkpoints, and the published records have none. So there is no verdict yet."
         lines += [wrapped(text), ""]
     lines += ["## Ours beside the paper's" if found else "## The paper's numbers", ""]
     levels = [level_table(found)] if found and name.endswith(LEVELS) else []
@@ -99,7 +108,7 @@ def _main(judged: Sequence[Judged]) -> str:
     if not judged:
         return "No records."
     looked = [one for one in judged if one.verdict != NOT_RUN]
-    words = f"{len(looked)} of {plural(len(judged), 'claim')} could be looked at."
+    words = f"{len(looked)} of {plural(len(judged), 'claim')} {'has' if len(looked) == 1 else 'have'} runs."
     if not looked:
         return f"{words} {judged[0].reason}"
     first = looked[0]
@@ -113,7 +122,7 @@ def _claim(one: Judged, seeds: int) -> str:
     if one.claim.printed is not None and len(one.claim.printed) == 2:
         apart = printed_apart(one.claim.printed[0], one.claim.printed[1], seeds)
         if apart is not None:
-            words.append(f"The paper's own two numbers are {'' if apart else 'not '}told apart by {seeds} seeds.")
+            words.append(f"The paper's own difference is {'' if apart else 'not '}significant ({seeds} seeds).")
     return wrapped(" ".join(word for word in words if word), "- ", "  ")
 
 
@@ -165,7 +174,7 @@ def _more(name: str, result: ExperimentRecords, records: Archive) -> list[str]:
     if beside or repeats:
         told = beside_lines(experiment, records, beside, repeats)
         lines += [
-            "## Records that do not count",
+            "## Records that are not counted",
             "",
             wrapped(BESIDE),
             "",
@@ -181,7 +190,7 @@ def _made(name: str, result: ExperimentRecords, records: Archive) -> list[str]:
     configs = identities(experiment).values()
     runs = len(configs) * experiment.seeds
     steps = sum(config.task_steps * len(config.tasks) for config in configs) * experiment.seeds
-    lines = ["## How it is made", "", "```sh"]
+    lines = ["## How to reproduce it", "", "```sh"]
     only = ""
     if found:
         have = list(dict.fromkeys(run.method for run in found.loaded.runs))
@@ -200,7 +209,7 @@ def _made(name: str, result: ExperimentRecords, records: Archive) -> list[str]:
     folders = Counter(records.short(path).split("/")[0] for path in paths)
     told = ", ".join(f"`results/{folder}` ({count})" for folder, count in sorted(folders.items()))
     code = sorted({code_of(records.records[path].environment) for path in paths})
-    lines += ["", wrapped(f"Records: {told}. Begun with {', '.join(code)}.")]
+    lines += ["", wrapped(f"Records: {told}. Started with {', '.join(code)}.")]
     return lines
 
 

@@ -28,24 +28,24 @@ RULE = f"""
 - **{NOT_RUN}**: a side of the claim has no finished run with the paper's settings and number of steps.
 - **{PART}**: both sides have such runs, but fewer than the paper.
 - Otherwise the 95% interval of our effect decides. The effect is the ratio of the two averages, unless said otherwise.
-    - **{REPRODUCED}**: the interval leaves out "no effect" and holds the paper's number. Where the paper prints no
-      number, the interval lies on the side that the paper claims.
-    - **{DIRECTION}**: the interval leaves out "no effect" on the paper's side, and does not hold the paper's number.
-    - **{UNDECIDED}**: the interval holds "no effect" and the paper's number: our runs cannot tell the two apart.
-      The same where the paper prints no number, or where one run has no interval.
-    - **{NOT_REPRODUCED}**: the interval holds "no effect" and not the paper's number, or it lies on the other side.
-- Where the paper claims no difference: **{REPRODUCED}** if the interval holds 1 and lies within {1 / MARGIN:g} to
-  {MARGIN:g}, **{UNDECIDED}** if it holds 1 and is wider, **{NOT_REPRODUCED}** if it leaves 1 out.
+    - **{REPRODUCED}**: the interval excludes "no effect" and contains the paper's number. Where the paper prints no
+      number, the whole interval is on the side that the paper claims.
+    - **{DIRECTION}**: the whole interval is on the paper's side of "no effect", but does not contain its number.
+    - **{UNDECIDED}**: the interval contains both "no effect" and the paper's number, so our runs cannot decide.
+      Also where it contains "no effect" and the paper prints no number, or where there is only one run.
+    - **{NOT_REPRODUCED}**: the interval contains "no effect" but not the paper's number, or is on the other side.
+- Where the paper claims no difference: **{REPRODUCED}** if the interval contains 1 and lies within {1 / MARGIN:g} to
+  {MARGIN:g}, **{UNDECIDED}** if it contains 1 and is wider, **{NOT_REPRODUCED}** if it excludes 1.
 """.strip()
 
 CAVEATS = (
-    "Every claim has its own interval. Of many claims that are false, one in twenty would look true, and with few runs "
-    "the intervals are a little too narrow (`docs/report.md`).",
-    "The paper's number is taken as it is printed, without an interval of its own. So 'direction only' may be no "
-    "contradiction: both numbers are uncertain.",
-    "'The paper's own two numbers are told apart' is Welch's t test (0.05) on what it prints behind ±. Behind the ± of "
-    "its averages stands the mean of the tasks' deviations, which is never smaller than the deviation of the average, "
-    "so a 'not told apart' may be too strict.",
+    "There is no correction for multiple comparisons: each claim has its own 95% interval, so of many false claims "
+    "about one in twenty would look true. With few runs the intervals are a little too narrow (`docs/report.md`).",
+    "The paper's number is taken as printed, without an interval of its own. So 'direction only' need not contradict "
+    "the paper: both numbers are uncertain.",
+    "Whether the paper's own difference is significant is Welch's t test (0.05) on the means and deviations that it "
+    "prints. For averages the printed deviation is the mean of the tasks' deviations, which is never smaller than the "
+    "deviation of the average, so the test may be too strict.",
 )
 """What the rule does not say."""
 
@@ -80,37 +80,37 @@ def judge(claim: Claim, found: Found | None, seeds: int) -> Judged:
 def decide(effect: Interval, paper: float | None, nothing: float, below: bool = False) -> tuple[str, str]:
     """Verdict and reason. `below`: what the paper claims where it prints no number."""
     if math.isnan(effect.low) or math.isnan(effect.high):
-        return UNDECIDED, "One run has no interval."
-    no_effect = "no effect" if nothing == 0 else "no difference"
+        return UNDECIDED, "A single run has no interval."
+    no_effect = '"no effect"' if nothing == 0 else '"no difference"'
     holds_nothing = effect.low <= nothing <= effect.high
     if paper is not None and nothing == 1 and abs(paper - 1) < ALIKE:
         return _alike(effect, holds_nothing)
     claimed_below = below if paper is None else paper < nothing
     if paper is None:
         if holds_nothing:
-            return UNDECIDED, f"The interval holds {no_effect}."
+            return UNDECIDED, f"The interval contains {no_effect}."
         if (effect.high < nothing) == claimed_below:
-            return REPRODUCED, "The interval lies on the side that the paper claims; it prints no number."
-        return NOT_REPRODUCED, "The interval lies on the other side than the paper claims."
+            return REPRODUCED, "The whole interval is on the side that the paper claims; the paper prints no number."
+        return NOT_REPRODUCED, "The whole interval is on the other side than the paper claims."
     holds_paper = effect.low <= paper <= effect.high
     if holds_nothing and holds_paper:
-        return UNDECIDED, f"The interval holds both {no_effect} and the paper's number."
+        return UNDECIDED, f"The interval contains both {no_effect} and the paper's number."
     if holds_nothing:
-        return NOT_REPRODUCED, f"The interval holds {no_effect} and leaves out the paper's number."
+        return NOT_REPRODUCED, f"The interval contains {no_effect} and excludes the paper's number."
     if (effect.high < nothing) != claimed_below:
-        return NOT_REPRODUCED, "The interval lies on the other side than the paper's number."
+        return NOT_REPRODUCED, "The whole interval is on the other side than the paper's number."
     if holds_paper:
-        return REPRODUCED, f"The interval leaves out {no_effect} and holds the paper's number."
+        return REPRODUCED, f"The interval excludes {no_effect} and contains the paper's number."
     size = "larger" if abs(effect.value - nothing) > abs(paper - nothing) else "smaller"
-    return DIRECTION, f"The interval leaves out {no_effect}, and the paper's number too: ours is {size}."
+    return DIRECTION, f"The interval excludes {no_effect}, but the paper's number too: our effect is {size}."
 
 
 def _alike(effect: Interval, holds_nothing: bool) -> tuple[str, str]:
     if not holds_nothing:
-        return NOT_REPRODUCED, "The paper claims no difference, and the interval leaves it out."
+        return NOT_REPRODUCED, "The paper claims no difference, and the interval excludes it."
     if effect.low >= 1 / MARGIN and effect.high <= MARGIN:
-        return REPRODUCED, "The paper claims no difference, and the interval holds nothing far from it."
-    return UNDECIDED, "The paper claims no difference; the interval holds it, and large differences too."
+        return REPRODUCED, "The paper claims no difference, and the interval contains nothing far from it."
+    return UNDECIDED, "The paper claims no difference; the interval contains it, and large differences too."
 
 
 def scores_of(found: Found, side: Side) -> Scores | None:

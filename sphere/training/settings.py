@@ -89,7 +89,7 @@ class FleetConfig:
     """Steps, rounded up to whole iterations."""
     seeds: tuple[int, ...] = (0,)
     rho: tuple[float, ...] = (0.1,)
-    """SPHERE's ratio; every rho is trained with every seed."""
+    """Strength of SPHERE's penalty; every rho is trained with every seed. 0: no penalty."""
     vary: Suppress[dict[str, tuple[float, ...]]] = field(default_factory=dict)
     """Other numbers of a run by name, each with the values it takes."""
     learner: Suppress[Any]
@@ -103,8 +103,7 @@ class FleetConfig:
     wandb: str | None = None
     """Also send the metrics to this project of Weights & Biases; the package must be installed."""
     sharing: int = 1
-    """Fleets trained on this machine at the same time: each takes its part of the cores. Results do not depend on
-    it."""
+    """Fleets trained on this machine at once; each takes its share of the cores. Results do not depend on it."""
     plugins: Suppress[tuple[str, ...]] = ()
     """Modules from outside the package that it needs."""
 
