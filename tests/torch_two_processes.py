@@ -1,5 +1,6 @@
 """What tests/test_torch_ranks.py runs in each of two processes: python torch_two_processes.py RANK FILE CASE."""
 
+import os
 import sys
 
 import torch
@@ -113,7 +114,9 @@ def main(rank, folder):
             gradients, values = result
             found[name] = ([g.detach() for g in gradients], float(values.coefficient), float(values.felt))
     torch.save(found, f"{folder}/{rank}.pt")
+    dist.barrier()
     dist.destroy_process_group()
+    os._exit(0)  # not through PyTorch's own end, which once in many times aborts over a thread that still runs
 
 
 if __name__ == "__main__":
