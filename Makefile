@@ -10,6 +10,8 @@ LINT   := $(VENV)/.ready-lint-$(SUM)
 TEST   := $(VENV)/.ready-test-$(SUM)
 DOCS   := $(VENV)/.ready-docs-$(SUM)
 INSTALL = $(RUN) -m pip install --quiet --disable-pip-version-check --editable
+# Processes that test: one more than two cores, since some tests wait for processes that end or begin.
+TESTERS ?= 3
 # the Python that a bundle is for
 PY     ?= 3.12
 
@@ -45,7 +47,7 @@ $(DOCS): $(READY)
 
 test: $(TEST)
 	@command -v chromium >/dev/null || echo "no browser: tests of the report in one are skipped (make browser installs one)"
-	$(RUN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(RUN) -m pytest -n $(TESTERS) --dist loadfile --no-loadscope-reorder
 
 lint: $(LINT)
 	$(RUN) -m ruff format --check .

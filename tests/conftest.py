@@ -80,6 +80,11 @@ LONGEST = (
     "test_training_groups",
     "test_td3_runs",
     "test_nets",
+    "test_training",
+    "test_worlds_source",
+    "test_transformer_penalty",
+    "test_torch_examples",
+    "test_td3_offline",
 )
 
 
@@ -95,7 +100,7 @@ def pytest_generate_tests(metafunc):
 
 
 def pytest_collection_modifyitems(items):
-    """The longest files first: of two processes, each of which takes a file at a time, neither is left alone at the
+    """The longest files first: of several processes, each of which takes a file at a time, none is left alone at the
     end."""
     here = {path.stem for path in Path(__file__).parent.glob("test_*.py")}
     assert here.issuperset(LONGEST), f"no such files: {set(LONGEST) - here}"
@@ -111,7 +116,7 @@ def nothing_outlives_its_test():
 
 
 ENOUGH = 3 << 30
-"""Bytes of memory from which on a process forgets what it has compiled: else two of them reach 7 GB each."""
+"""Bytes of memory from which on a process forgets what it has compiled: else it reaches 7 GB."""
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -85,7 +85,6 @@ def outside(tmp_path_factory):
         (place / name).write_text(text)
     hold = fleets.Hold(place / "hold", KILLED_AFTER)
     try:
-        python(place, "-c", SEVERAL, *COMMANDS.values())
         words = {
             name: shlex.split(command.replace(f"runs/{name}", f"cut/{name}")) for name, command in COMMANDS.items()
         }
@@ -97,7 +96,8 @@ def outside(tmp_path_factory):
             processes.end(process)
         hold.release()
         assert all(list((place / "cut" / name).glob("checkpoint-*.npz")) for name in COMMANDS)
-        python(place, "-c", SEVERAL, *(f"resume cut/{name} --quiet" for name in COMMANDS))
+        resumed = [f"resume cut/{name} --quiet" for name in COMMANDS]
+        python(place, "-c", SEVERAL, *COMMANDS.values(), *resumed)
     finally:
         processes.end_all()
     return place
