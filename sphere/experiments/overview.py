@@ -74,7 +74,7 @@ def _by_verdict(judged: dict[str, list[Judged]]) -> list[str]:
             for one in some:
                 if one.verdict == verdict:
                     words = " ".join(filter(None, [f"{one.claim.text}.", in_words(one)]))
-                    pages[words].append(f"[{name}]({name}.md)")
+                    pages[words].append(f"[{registry()[name].title.split(' (')[0]}]({name}.md)")
         if pages:
             told = [wrapped(f"{words} {', '.join(some)}", "- ", "  ") for words, some in pages.items()]
             lines += [f"**{verdict.capitalize()}**", "", *told, ""]
