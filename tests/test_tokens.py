@@ -51,7 +51,8 @@ def test_the_trace_has_both_mixtures_and_says_whose_each_layer_is(compute):
     assert parts == [("shared", None), *blocks[0], *blocks[1], ("shared", None)]
     assert all(layer.input.shape[0] == layer.output.shape[0] == N for layer in trace.layers)
     taps = zero_taps(net, x)
-    np.testing.assert_array_equal(eqx.filter_jit(net)(x, taps)[0], output)
+    tapped = eqx.filter_jit(net)(x, taps)[0]
+    np.testing.assert_allclose(tapped, output, atol=1e-14)  # optimised, two programs round in ways of their own
 
 
 @pytest.mark.parametrize("router", ["top-k", "expert-choice"])
