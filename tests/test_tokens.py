@@ -51,8 +51,8 @@ def test_the_trace_has_both_mixtures_and_says_whose_each_layer_is(compute):
     assert parts == [("shared", None), *blocks[0], *blocks[1], ("shared", None)]
     assert all(layer.input.shape[0] == layer.output.shape[0] == N for layer in trace.layers)
     taps = zero_taps(net, x)
-    tapped = eqx.filter_jit(net)(x, taps)[0]
-    np.testing.assert_allclose(tapped, output, atol=1e-14)  # optimised, two programs round in ways of their own
+    with jax.disable_jit():  # operation by operation: optimised, two programs round in ways of their own
+        np.testing.assert_array_equal(net(x, taps)[0], net(x)[0])
 
 
 @pytest.mark.parametrize("router", ["top-k", "expert-choice"])
