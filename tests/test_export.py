@@ -9,7 +9,7 @@ from fleets import TINY, changed
 
 from sphere.report.load import load
 from sphere.storage import files, run_directory
-from sphere.storage.export import export
+from sphere.storage.export import export, thinned
 from sphere.training.loop import train
 
 
@@ -42,10 +42,17 @@ def test_metrics_are_thinned_and_evaluations_are_not(fleet, tmp_path):
     before, after = run_directory.read_events(fleet / "rho0-seed0"), run_directory.read_events(copy)
 
     def split(events):
-        return [[e for e in events if ("train/policy_loss" in e) == training] for training in (True, False)]
+        return [[e for e in events if any("train/" in name for name in e) == training] for training in (True, False)]
 
     training, rest = split(before)
     assert split(after) == [training[::4], rest]
+
+
+@pytest.mark.parametrize("metric", ["train/policy_loss", "train/actor_loss", "train/loss"])
+def test_metrics_of_every_learner_are_thinned(metric):
+    line = b'{"step": %d, "' + metric.encode() + b'": 0.5}\n'
+    lines = [line % step for step in range(8)] + [b'{"step": 8, "evaluation/x": 1.0}\n']
+    assert list(thinned(lines, 4)) == [lines[0], lines[4], lines[8]]
 
 
 def test_a_line_that_a_kill_cut_off_is_left_out(fleet, tmp_path):

@@ -12,7 +12,7 @@ from sphere.storage.reader import find_runs, parse_run, read_contents
 from sphere.storage.run_directory import METRICS
 from sphere.storage.validate import Unreadable
 
-TRAINING = b'"train/policy_loss"'
+TRAINING = b'"train/'
 """What tells a line of a training iteration from one of an evaluation."""
 
 
