@@ -1,5 +1,7 @@
 """Updates of a fleet: every run as if it were alone, whatever its neighbours' rho, and a NaN stays where it is."""
 
+import re
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -116,3 +118,14 @@ def test_a_nan_is_reported_by_the_run_that_has_it_and_stays_there(field, fleet):
     np.testing.assert_array_equal(metrics["finite"], [True, False, True])
     for i in (0, 2):
         assert_same_bits(run(after, i), run(clean, i))
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="counts products by the names of the CPU's compiler")
+def test_the_penalty_shares_the_forward_pass():
+    """In the compiled update the layers of grouped experts are computed once, not once for the loss and once for the
+    penalty."""
+    config = replace(CONFIG, actor=replace(CONFIG.actor, width=48, depth=3, compute="grouped"))
+    arguments = filled(config, runs=1), hyper([0.1]), experience(config, 1)._asdict(), jnp.zeros(1, jnp.uint32)
+    program = jax.jit(partial(rows.in_turns, config)).lower(*arguments, Clock(jnp.int32(0), jnp.float32(0.25)))
+    products = re.findall(r"= f32\[\d+,\d+,48\]\S* dot\(.*op_name=\"([^\"]*)\"", program.compile().as_text())
+    assert len([name for name in products if "jvp()" in name and "transpose" not in name]) == 3

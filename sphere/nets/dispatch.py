@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Int
 
 from sphere.nets.mlp import transpose_kernel
@@ -107,7 +108,8 @@ def grouped(expert: Int[Array, "n slots"], num_experts: int, max_tokens: int, mo
     used_blocks = -(-count // size)
     end = jnp.cumsum(used_blocks, dtype=jnp.int32)
     begin = jnp.sum(member * (end - used_blocks)[None, :], axis=1)  # first block of the token's expert
-    index = jnp.arange(n * slots, dtype=jnp.int32)
+    # a constant: with jnp.arange XLA's CPU compiler computes the forward pass twice under a penalty
+    index = np.arange(n * slots, dtype=np.int32)
     row = jnp.where(owner < num_experts, begin * size + rank, blocks * size + index)  # those not used are dropped
     token = jnp.full(blocks * size, n * slots, jnp.int32)
     token = token.at[row].set(index, mode="drop", unique_indices=True)
