@@ -25,7 +25,6 @@ from sphere.report.names import spell
 from sphere.report.run import Loaded, Run
 from sphere.storage.provenance import RESUMED
 from sphere.storage.reader import RunContents, find_runs, read_run
-from sphere.storage.run_directory import read_events
 from sphere.training.settings import FleetConfig
 
 
@@ -89,7 +88,7 @@ class Archive:
                 side.update(paths)
         found: dict[str, list[Run]] = defaultdict(list)
         for repeat, side in zip(("", "repeat "), sides, strict=True):
-            for run in load(sorted(side)).runs if side else ():
+            for run in load(sorted(side), read=lambda path, _: self.records[path]).runs if side else ():
                 found[repeat + identity_on_any_task(read(run.settings))].append(run)
         return found
 
@@ -165,9 +164,7 @@ def effort(records: Iterable[RunContents]) -> list[Effort]:
 
 
 def _spans(record: RunContents) -> list[tuple[str, tuple[float, float]]]:
-    events = read_events(record.path)
-    step = np.array([event["step"] for event in events], float)
-    wall = np.array([event["wall"] for event in events], float)
+    step, wall = record.times.T
     steps, seconds = np.diff(step), np.diff(wall)
     known = (steps > 0) & (seconds > 0)
     if not known.any():

@@ -5,7 +5,7 @@ method and one seed on different tasks are one run in a report. Whatever is brok
 """
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,18 +18,20 @@ from sphere.report.names import tell_apart, visits
 from sphere.report.run import Loaded, Run
 from sphere.report.scores import own_episodes
 from sphere.storage.provenance import RESUMED, amended
-from sphere.storage.reader import Curve, EpisodeTable, find_runs, read_run
+from sphere.storage.reader import Curve, EpisodeTable, RunContents, find_runs, read_run
+
+Reader = Callable[[Path, list[str]], RunContents]
 
 
-def load(paths: Iterable[Path], score: str | None = None) -> Loaded:
+def load(paths: Iterable[Path], score: str | None = None, read: Reader = read_run) -> Loaded:
     """All runs at and below some paths, in the order of their names. `score`: a column of outcomes; else the
-    record's."""
+    record's. `read`: for records that were read before."""
     notes: list[str] = []
     runs: list[Run] = []
     wanted = [Path(path) for path in paths]
     for path in find_runs(wanted, notes):
         try:
-            runs.append(_read(path, notes))
+            runs.append(_run(read(path, notes), notes))
         except (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
             reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
             notes.append(f"{path} was skipped: {reason}")
@@ -43,12 +45,11 @@ def load(paths: Iterable[Path], score: str | None = None) -> Loaded:
     return Loaded(tuple(sorted(whole, key=_order)), tuple(notes))
 
 
-def _read(path: Path, notes: list[str]) -> Run:
-    found = read_run(path, notes)
+def _run(found: RunContents, notes: list[str]) -> Run:
     notes += idle_methods(found)
     return Run(
-        path=path,
-        name=path.name,
+        path=found.path,
+        name=found.path.name,
         method=found.config["label"],
         seed=found.config["seed"],
         tasks=visits(found.config["settings"]["tasks"]),

@@ -5,6 +5,7 @@ should be (`validate.py`) is refused with the reason; one that was changed since
 with a note.
 """
 
+import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -84,6 +85,8 @@ class RunContents:
     episodes: EpisodeTable
     training: Mapping[str, np.ndarray]
     """Of every iteration that was recorded, what methods did (ACTED), by the name of the metric."""
+    times: np.ndarray
+    """[lines, 2]: step and time, in seconds by the clock, of every line of metrics.jsonl."""
 
 
 class RunFiles(NamedTuple):
@@ -167,8 +170,16 @@ def parse_run(path: Path, contents: RunFiles, notes: list[str]) -> RunContents:
         notes.append(f"{path}: {METRICS} is empty; the run has just begun, or its record was lost")
     steps = events[-1]["step"] if events else 0
     environment = _environment(path, files.get(ENVIRONMENT), notes)
-    acted = {name: np.array([number(METRICS, name, e[name]) for e in events if name in e]) for name in ACTED}
-    return RunContents(path, config, environment, steps, _curve(events), _episodes(episodes, tasks, columns), acted)
+    return RunContents(
+        path,
+        config,
+        environment,
+        steps,
+        curve=_curve(events),
+        episodes=_episodes(episodes, tasks, columns),
+        training={name: _numbers(METRICS, name, [e[name] for e in events if name in e]) for name in ACTED},
+        times=np.array([(event["step"], event["wall"]) for event in events], float).reshape(-1, 2),
+    )
 
 
 def read_record(path: Path) -> dict[str, Any]:
@@ -232,7 +243,7 @@ def _curve(events: list[Line]) -> Curve:
         np.array([event["step"] for event in events], np.int64),
         np.array([event["task_index"] for event in events], np.int64),
         np.array([event["wall"] for event in events], float),
-        {name: np.array([number(METRICS, name, event.get(name, "nan")) for event in events]) for name in names},
+        {name: _numbers(METRICS, name, [event.get(name, math.nan) for event in events]) for name in names},
     )
 
 
@@ -241,5 +252,10 @@ def _episodes(lines: list[Line], tasks: list[str], columns: list[str]) -> Episod
         np.array([line["step"] for line in lines], np.int64),
         np.array([line.get("task_index", tasks.index(line["task"])) for line in lines], np.int64),
         np.array([KINDS.index(line["kind"]) for line in lines], np.int64),
-        {name: np.array([number(EPISODES, name, line[name]) for line in lines], float) for name in columns},
+        {name: _numbers(EPISODES, name, [line[name] for line in lines]) for name in columns},
     )
+
+
+def _numbers(where: str, name: str, values: list[Any]) -> np.ndarray:
+    """Nearly all are floats already."""
+    return np.array([one if type(one) is float else number(where, name, one) for one in values], float)

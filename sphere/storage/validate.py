@@ -103,15 +103,16 @@ def _integer(where: str, name: str, value: Any, low: int, high: int) -> int:
 
 def _of_task(where: str, line: Line, tasks: Sequence[str]) -> int:
     """Old lines have no task_index; there a name must do."""
-    task = line.get("task")
+    task, index = line.get("task"), line.get("task_index")
+    if type(index) is int and 0 <= index < len(tasks) and tasks[index] == task:
+        return index
     if task not in tasks:
         raise Unreadable(f"{where} has the task {task!r:.60}, which config.json does not name")
-    if "task_index" not in line and tasks.count(task) > 1:
-        raise Unreadable(f"{where} does not say which visit of {task} it belongs to")
-    index = line["task_index"] if "task_index" in line else tasks.index(task)
-    if type(index) is not int or not 0 <= index < len(tasks) or tasks[index] != task:
+    if "task_index" in line:
         raise Unreadable(f"{where} has the task {task} with task_index {index!r:.20}")
-    return index
+    if tasks.count(task) > 1:
+        raise Unreadable(f"{where} does not say which visit of {task} it belongs to")
+    return tasks.index(task)
 
 
 def _rising(name: str, lines: Sequence[Line], last: int) -> None:
