@@ -24,7 +24,8 @@ import sphere.torch as st
 def both(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two")
     root = Path(__file__).resolve().parents[1]
-    environment = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    # gloo, and so CPU tensors: where there is a GPU, FSDP would move parameters there and leave the inputs
+    environment = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, str(root / "tests" / "torch_two_processes.py")]
     output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     running = [processes.start([*command, str(rank), str(folder)], env=environment, **output) for rank in range(2)]
