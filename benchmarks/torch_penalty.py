@@ -129,7 +129,7 @@ def main() -> None:
     name = f"{torch.cuda.get_device_name() if gpu else device}, PyTorch {torch.__version__}"
     print(f"{name}: {dtype}, width {given.width}, two experts each\n")
     columns = {"E": "d", "tokens": ",d", "way": "", "ms": ".2f", "times the plain step": ".2f"}
-    table = kept.Table(columns | {"programs": "d", "waits": "d", "MB": ",.0f", "MB more": ",.0f"})
+    table = kept.Table(columns | {"programs": ",d", "waits": "d", "MB": ",.0f", "MB more": ",.0f"})
     every = ("fixed", None), ("fixed", given.tokens // 4), ("gradient-norm", None)
     for experts in (8, 128):
         for tokens, ways in ((given.tokens, every), (2 * given.tokens, every[:1]), (4 * given.tokens, every[:1])):
