@@ -181,11 +181,11 @@ _NEWSGROUPS = FleetConfig(
 )
 
 
-def _newsgroups(**encoder: Any) -> FleetConfig:
-    """The same with other settings of the encoder."""
-    actor = _NEWSGROUPS.learner.actor
+def _with_encoder(stream: FleetConfig, **encoder: Any) -> FleetConfig:
+    """The same with other settings of the Transformer."""
+    actor = stream.learner.actor
     actor = dataclasses.replace(actor, transformer=dataclasses.replace(actor.transformer, **encoder))
-    return dataclasses.replace(_NEWSGROUPS, learner=dataclasses.replace(_NEWSGROUPS.learner, actor=actor))
+    return dataclasses.replace(stream, learner=dataclasses.replace(stream.learner, actor=actor))
 
 
 _NEWSGROUPS_DEMO = dataclasses.replace(
@@ -241,11 +241,14 @@ PRESETS: dict[str, FleetConfig] = {
     "metaworld-td3-bc": _METAWORLD_TD3_BC,
     "cifar100-mlp": _CIFAR100,
     "cifar100-vit": _CIFAR100_VIT,
+    "cifar100-vit-post-ln": _with_encoder(_CIFAR100_VIT, norm="after"),
     "metaworld-demo": _DEMO,
     "newsgroups": _NEWSGROUPS,
-    "newsgroups-all": _newsgroups(softmax="all"),  # with K = 1 the temperature and the router's learning need it
-    "newsgroups-plain": _newsgroups(norm="after", masked=False, word_deviation=1.0),  # as of PyTorch's own modules
-    "newsgroups-post-ln": _newsgroups(norm="after"),
+    # with K = 1 the temperature and the router's learning need it
+    "newsgroups-all": _with_encoder(_NEWSGROUPS, softmax="all"),
+    # as PyTorch's own modules
+    "newsgroups-plain": _with_encoder(_NEWSGROUPS, norm="after", masked=False, word_deviation=1.0),
+    "newsgroups-post-ln": _with_encoder(_NEWSGROUPS, norm="after"),
     "newsgroups-demo": _NEWSGROUPS_DEMO,
     "probe-crl": _PROBE,
     "probe-rl": dataclasses.replace(_PROBE, protocol="rl"),

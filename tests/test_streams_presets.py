@@ -69,23 +69,30 @@ def test_methods_are_chosen_by_name(method):
     assert config.rho == (0.0,)
 
 
-TEXT = {"newsgroups-all": {"softmax"}, "newsgroups-post-ln": {"norm"}}
-TEXT["newsgroups-plain"] = {"norm", "masked", "word_deviation"}
+FORMS = {
+    "newsgroups-all": ("newsgroups", {"softmax"}),
+    "newsgroups-post-ln": ("newsgroups", {"norm"}),
+    "newsgroups-plain": ("newsgroups", {"norm", "masked", "word_deviation"}),
+    "cifar100-vit-post-ln": ("cifar100-vit", {"norm"}),
+}
 
 
-@pytest.mark.parametrize("name", TEXT)
-def test_the_other_text_networks_differ_in_the_encoder_alone(name):
-    one, other = preset("newsgroups"), preset(name)
+@pytest.mark.parametrize("name", FORMS)
+def test_other_forms_of_a_network_differ_in_the_encoder_alone(name):
+    (of, changes), spec = FORMS[name], IMAGES if "cifar" in name else POSTS
+    one, other = preset(of), preset(name)
     encoder, actor = one.learner.actor.transformer, one.learner.actor
     fields = {f.name: getattr(other.learner.actor.transformer, f.name) for f in dataclasses.fields(encoder)}
-    assert {key for key, value in fields.items() if value != getattr(encoder, key)} == TEXT[name]
+    assert {key for key, value in fields.items() if value != getattr(encoder, key)} == changes
     actor = dataclasses.replace(actor, transformer=other.learner.actor.transformer)
     assert dataclasses.replace(one, learner=dataclasses.replace(one.learner, actor=actor)) == other
-    assert jax.tree.structure(network(one, POSTS)) != jax.tree.structure(network(other, POSTS))
+    assert jax.tree.structure(network(one, spec)) != jax.tree.structure(network(other, spec))
 
 
-def test_text_is_trained_in_every_form():
-    labels = [arm.label for arm in find("newsgroups").arms]
-    assert labels[:2] == ["Fine-tune", "SPHERE"]
-    assert sorted(arm.preset for arm in find("newsgroups").arms) == sorted(2 * ["newsgroups", *TEXT])
-    assert len(set(labels)) == len(labels) == 8
+@pytest.mark.parametrize(("name", "others"), [("newsgroups", 0), ("cifar100-vit", 1)])
+def test_every_form_is_trained_with_both_methods(name, others):
+    arms = find(name).arms
+    assert [arm.label for arm in arms][:2] == ["Fine-tune", "SPHERE"]
+    own = [form for form, (of, _) in FORMS.items() if of == name]
+    assert sorted(arm.preset for arm in arms) == sorted(2 * [name, *own] + others * [name])
+    assert len({arm.label for arm in arms}) == len(arms)

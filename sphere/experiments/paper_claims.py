@@ -6,6 +6,7 @@ from sphere.experiments.arms import ARCHITECTURES, OF_SUITE, PAIR
 from sphere.experiments.claim import Claim, Side, claim
 from sphere.experiments.rho import NEGATIVE, SWEEP
 from sphere.experiments.runtime import EXPERTS
+from sphere.experiments.streams import TEXT, VIT
 from sphere.report import paper
 from sphere.report.paper import TABLES, Printed
 
@@ -93,14 +94,17 @@ def metric(label: str, other: str, number: str, text: str, printed: tuple[Printe
     return claim(Side(label, number=number), Side(other, number=number), printed, text=text)
 
 
-def stream(source: str) -> tuple[Claim, ...]:
-    table = TABLES[source]
-    better = claim(Side("SPHERE"), Side("Fine-tune"), (table["SPHERE"]["success"], table["Fine-tune"]["success"]))
-    printed = table["SPHERE"]["r_e(K)"], table["Fine-tune"]["r_e(K)"]
-    rank = metric(
-        "SPHERE", "Fine-tune", "last heldout/ntk_rank", "r_e(K) of SPHERE ends above that of Fine-tune", printed
-    )
-    return better, rank
+def stream(source: str, *forms: str) -> tuple[Claim, ...]:
+    """Of the preset's network and of other `forms` of it, as their arms are called."""
+    table, found = TABLES[source], []
+    for of in ["", *(f", {form}" for form in forms)]:
+        first, second = Side(f"SPHERE{of}"), Side(f"Fine-tune{of}")
+        scores = table["SPHERE"]["success"], table["Fine-tune"]["success"]
+        found.append(claim(first, second, scores, text=f"SPHERE above Fine-tune{of}"))
+        ranks = table["SPHERE"]["r_e(K)"], table["Fine-tune"]["r_e(K)"]
+        text = f"r_e(K) of SPHERE ends above that of Fine-tune{of}"
+        found.append(metric(first.label, second.label, "last heldout/ntk_rank", text, ranks))
+    return tuple(found)
 
 
 def ten_seeds() -> tuple[Claim, ...]:
@@ -253,8 +257,8 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
     "longer-chain": columns(LONGER, "{column}", ["Longer-horizon MetaWorld RL"], {"Baseline": "Top-K MoE"}),
     "pixels": rows("tab:visual-metaworld-resnet", "ResNet policy + SPHERE", ["ResNet policy"]),
     "cifar100-mlp": stream("tab:splitcifar100-in-task-success"),
-    "cifar100-vit": stream("tab:splitcifar100-in-task-success-vit"),
-    "newsgroups": stream("tab:20news-in-task-success"),
+    "cifar100-vit": stream("tab:splitcifar100-in-task-success-vit", *VIT.values()),
+    "newsgroups": stream("tab:20news-in-task-success", *TEXT.values()),
 }
 """By the name of the experiment, the main claim first. Those that look at networks (`tsne`, `kfac` and the like) have
 none: records keep no networks."""

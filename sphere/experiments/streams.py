@@ -1,6 +1,6 @@
 """The paper's supervised streams: SplitCIFAR-100 with an MLP and with a ViT, 20 Newsgroups with a Transformer."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from sphere.experiments.arms import Arm
 from sphere.experiments.beside_paper import beside_paper, last_value, success
@@ -69,11 +69,16 @@ TEXT = {
     "newsgroups-post-ln": "post-LN",
     "newsgroups-plain": "plain PyTorch",
 }
-"""Other forms of the text network: the preset, and what its rows are called."""
+VIT = {"cifar100-vit-post-ln": "post-LN"}
+"""Other forms of the Transformers: the preset, and what its rows are called."""
 
 
-def forms(preset: str) -> list[Arm]:
-    return [Arm(f"{arm.label}, {TEXT[preset]}", arm.method, preset=preset) for arm in pair(preset)]
+def forms(presets: Mapping[str, str]) -> list[Arm]:
+    return [
+        Arm(f"{arm.label}, {form}", arm.method, preset=preset)
+        for preset, form in presets.items()
+        for arm in pair(preset)
+    ]
 
 
 EXPERIMENTS = {
@@ -86,13 +91,14 @@ EXPERIMENTS = {
         [
             *pair("cifar100-vit"),
             Arm("SPHERE, all layers", "sphere", preset="cifar100-vit", penalty={"mixtures": "all"}),
+            *forms(VIT),
         ],
         OVER_ALL,
     ),
     "newsgroups": stream(
         "20 Newsgroups, Transformer with Top-K mixtures",
         "tab:20news-in-task-success",
-        [*pair("newsgroups"), *(arm for preset in TEXT for arm in forms(preset))],
+        [*pair("newsgroups"), *forms(TEXT)],
         WITHIN,
         seeds=10,
     ),
