@@ -42,7 +42,11 @@ KEPT = {
     "metaworld-rl-check": {("Top-K MoE", 1015808): 2},
     "metaworld-rl-exchange": {("Top-K MoE", 1032192): 1},
     "metaworld-rl-partial": {("SPHERE", 1015808): 3, ("Top-K MoE", 1015808): 3},
+    "metaworld-rl-td3": {("Top-K MoE critic (TD3)", 1000000): 2},
     "newsgroups": {("SPHERE", 50): 10, ("Top-K MoE", 50): 10},
+    "newsgroups-all": {("SPHERE", 50): 10, ("Top-K MoE", 50): 10},
+    "newsgroups-plain": {("SPHERE", 50): 10, ("Top-K MoE", 50): 10},
+    "newsgroups-post-ln": {("SPHERE", 50): 10, ("Top-K MoE", 50): 10},
     "probe-crl": {("LN", 40960): 3, ("SPHERE", 40960): 3, ("Top-K MoE", 40960): 3},
 }
 """Directory of results -> label and steps of a task -> how many runs."""

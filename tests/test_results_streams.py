@@ -20,6 +20,15 @@ STREAMS = {  # first cells of a row -> runs, seeds, tasks, which of both scores 
     ("20 Newsgroups", "fine-tune"): ("newsgroups/rho0", 10, 400, 1),
     ("20 Newsgroups", "SPHERE"): ("newsgroups/rho0.1", 10, 400, 1),
 }
+OTHER_FORMS = {
+    (form, method): f"newsgroups-{preset}/rho{rho}"
+    for form, preset in (
+        ("softmax over all experts", "all"),
+        ("LayerNorm after each part", "post-ln"),
+        ("as PyTorch's own modules", "plain"),
+    )
+    for method, rho in (("fine-tune", "0"), ("SPHERE", "0.1"))
+}
 CONTROLS = {
     "fine-tune, weight decay 0.01": "cifar100-mlp/rho0",
     "weight decay 0.3": "cifar100-mlp-controls/rho0-weight_decay0.3",
@@ -78,7 +87,7 @@ def tables() -> list[list[list[str]]]:
     return found
 
 
-SCORES, FEATURES, FIRST, OF_CONTROLS = tables()
+SCORES, FEATURES, OF_FORMS, FIRST, OF_CONTROLS = tables()
 TASKS = (40, 100, 200, 400)
 
 
@@ -89,6 +98,11 @@ def test_streams(key):
     scores = [f"*{cell}*" if place == paper else cell for place, cell in enumerate(want[:2])]
     assert [row[2:5] for row in SCORES if tuple(row[:2]) == key] == [[str(seeds), *scores]]
     assert [row[2:5] for row in FEATURES if tuple(row[:2]) == key] == [want[2:]]
+
+
+@pytest.mark.parametrize("key", OTHER_FORMS, ids=" ".join)
+def test_other_forms_of_the_text_network(key):
+    assert [row[2:] for row in OF_FORMS if tuple(row[:2]) == key] == [numbers(OTHER_FORMS[key], 10, 400)]
 
 
 @pytest.mark.parametrize("name", CONTROLS)
@@ -102,12 +116,14 @@ def test_the_first_tasks_of_text():
 
 def test_no_row_is_without_records():
     assert {tuple(row[:2]) for row in SCORES} == {tuple(row[:2]) for row in FEATURES} == set(STREAMS)
+    assert {tuple(row[:2]) for row in OF_FORMS} == set(OTHER_FORMS)
     assert {row[0] for row in OF_CONTROLS} == set(CONTROLS)
 
 
 def accounted() -> set[str]:
     """Every number that the records give for the page."""
     found = [cell for runs, seeds, tasks, _ in STREAMS.values() for cell in (str(seeds), *numbers(runs, seeds, tasks))]
+    found += [cell for runs in OTHER_FORMS.values() for cell in numbers(runs, 10, 400)]
     found += [cell for runs in CONTROLS.values() for cell in numbers(runs, 5, 20)]
     found += [cell for tasks in TASKS for cell in (str(tasks), *first_tasks(tasks))]
     return {number for cell in found for number in cell.split(" ± ")}
@@ -124,6 +140,11 @@ def test_what_is_said_of_the_tables():
     assert gain["CIFAR-100, MLP"] > 0.2 > 0.02 > gain["20 Newsgroups"] > 0 > gain["CIFAR-100, ViT"]
     assert abs(of("CIFAR-100, ViT", "fine-tune")[0] - 0.52) < 0.02  # what the paper has for SPHERE
     assert of("20 Newsgroups", "fine-tune")[0] / 0.17 == pytest.approx(3, abs=0.1)
+    little, after, padded = (
+        values(OTHER_FORMS[form, "SPHERE"], 10, 400)[1][0] / values(OTHER_FORMS[form, "fine-tune"], 10, 400)[1][0]
+        for form in dict.fromkeys(form for form, _ in OTHER_FORMS)
+    )
+    assert 1 < little < 1.05 < 1.4 < after < padded  # of softmax over all, of the others, against the paper's 1.59
     plain, _, decay, norm, ours = (values(runs, 5, 20) for runs in CONTROLS.values())
     assert 0 < ours[0][0] - norm[0][0] < norm[0][1]  # less than the deviation over seeds
     assert norm[2][0] == pytest.approx(ours[2][0], rel=0.05)  # features as short
