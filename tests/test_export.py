@@ -55,6 +55,15 @@ def test_metrics_of_every_learner_are_thinned(metric):
     assert list(thinned(lines, 4)) == [lines[0], lines[4], lines[8]]
 
 
+def test_an_iteration_in_which_an_episode_ended_is_kept_rather_than_the_first_of_them():
+    """Episodes of 500 steps end in one of ten iterations of 50: the first of every ten would be the other nine."""
+    lines = [b'{"step": %d, "train/loss": 0.5, "train/length": "nan"}\n' % step for step in range(8)]
+    lines[2] = lines[3] = b'{"step": 2, "train/loss": 0.5, "train/length": 500.0}\n'
+    evaluation = b'{"step": 2, "evaluation/x": 1.0}\n'
+    lines.insert(2, evaluation)
+    assert list(thinned(lines, 4)) == [evaluation, lines[3], lines[5]]
+
+
 def test_a_line_that_a_kill_cut_off_is_left_out(fleet, tmp_path):
     run = tmp_path / "fleet" / "rho0-seed0"
     run.mkdir(parents=True)

@@ -32,15 +32,24 @@ def runs(paths: Iterable[Path], out: Path, notes: list[str]) -> Iterator[tuple[P
 
 
 def thinned(lines: Iterable[bytes], every: int) -> Iterator[bytes]:
-    """All evaluations, the first of every `every` training iterations, and nothing of a line that a kill cut off."""
-    count = 0
+    """All evaluations, one of every `every` training iterations, and nothing of a line that a kill cut off."""
+    group: list[bytes] = []
     for line in lines:
         if not line.endswith(b"\n"):
             break
-        training = TRAINING in line
-        if not training or count % every == 0:
-            yield line
-        count += training
+        group.append(line)
+        if sum(TRAINING in one for one in group) == every:
+            yield from _one_iteration(group)
+            group = []
+    yield from _one_iteration(group)
+
+
+def _one_iteration(group: list[bytes]) -> list[bytes]:
+    """With the first of the iterations that have most numbers: an iteration may be shorter than an episode, and have
+    no return where none ended."""
+    training = [i for i, line in enumerate(group) if TRAINING in line]
+    kept = min(training, key=lambda i: group[i].count(b'"nan"'), default=None)
+    return [line for i, line in enumerate(group) if i == kept or i not in training]
 
 
 def _targets(paths: Iterable[Path], out: Path, notes: list[str]) -> dict[Path, Path]:
