@@ -45,6 +45,8 @@ $(DOCS): $(READY)
 	@$(INSTALL) '.[docs]'
 	@touch $@
 
+# Hundreds of processes read the same modules: what they compiled is kept, whatever the shell says.
+test: export PYTHONDONTWRITEBYTECODE =
 test: $(TEST)
 	@command -v chromium >/dev/null || echo "no browser: tests of the report in one are skipped (make browser installs one)"
 	$(RUN) -m pytest -n $(TESTERS) --dist loadfile --no-loadscope-reorder
