@@ -1,15 +1,16 @@
 """What the penalty adds to a training step of one Mixtral-shaped block in PyTorch: python -m benchmarks.torch_penalty
 
 Experts 8 and 128, two chosen, 4,096 tokens, width 1,024, bfloat16 on a GPU: milliseconds of a step, how many times the
-plain step, and its most memory; with fixed coefficient also at twice and four times the tokens. `--tokens 512 --width
-64` for a small machine. Programs are the operations of forward and backward pass that start one (at least one) on a
-GPU, waits the times that numbers of the device are read.
+plain step, and its most memory; with fixed coefficient also with the penalty compiled, and at twice and four times the
+tokens. `--tokens 512 --width 64` for a small machine. Programs are the operations of forward and backward pass that
+start one (at least one) on a GPU, waits the times that numbers of the device are read.
 """
 
 import argparse
+import functools
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -84,23 +85,48 @@ def counted(call: Callable[[], Any]) -> tuple[int, int]:
     return len(programs.names), len(waits.names)
 
 
-def differentiate(block: Block, x: Tensor, way: str, samples: int | None) -> None:
+class Way(NamedTuple):
+    """How the penalty is added."""
+
+    coefficient: str = "none"  # none: no penalty
+    samples: int | None = None
+    compiled: bool = False
+
+    @property
+    def label(self) -> str:
+        rows = "" if self.samples is None else f", {self.samples:,} rows"
+        return f"{self.coefficient}{rows}{', compiled' if self.compiled else ''}"
+
+
+PLAIN = Way()
+
+
+@functools.cache
+def compiled() -> Callable[..., Tensor]:
+    return torch.compile(st.routed_penalty)
+
+
+def differentiate(block: Block, x: Tensor, way: Way) -> None:
     output, mixture = block(x)
     loss = output.float().square().mean()
     block.zero_grad()
-    if way == "none":
+    if way.coefficient == PLAIN.coefficient:
         loss.backward()
     else:
-        penalty = st.routed_penalty(mixture.features, mixture.experts, mixture.num_experts, samples)
-        floor = 1e-12 if way == "gradient-norm" else None
-        st.penalised_backward(loss, penalty, block.parameters(), 1e-3, way, floor=floor)
+        penalised = compiled() if way.compiled else st.routed_penalty
+        penalty = penalised(mixture.features, mixture.experts, mixture.num_experts, way.samples)
+        floor = 1e-12 if way.coefficient == "gradient-norm" else None
+        st.penalised_backward(loss, penalty, block.parameters(), 1e-3, way.coefficient, floor=floor)
 
 
-Measured = tuple[float, float | None, int, int]
+class Measured(NamedTuple):
+    milliseconds: float  # of a step, the median
+    programs: int | None  # not known of compiled ones
+    waits: int | None
+    memory: float | None  # the most, in MB; on a GPU alone
 
 
-def measure(block: Block, x: Tensor, way: str, samples: int | None, repeats: int) -> Measured:
-    """Milliseconds of a step, the median, the most memory in MB (on a GPU alone), programs and waits."""
+def measure(block: Block, x: Tensor, way: Way, repeats: int) -> Measured:
     optimiser = torch.optim.AdamW(block.parameters(), lr=1e-5)
     gpu, times = x.is_cuda, []
     for repeat in range(repeats + 2):
@@ -108,14 +134,15 @@ def measure(block: Block, x: Tensor, way: str, samples: int | None, repeats: int
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
         start = time.perf_counter()
-        differentiate(block, x, way, samples)
+        differentiate(block, x, way)
         optimiser.step()
         if gpu:
             torch.cuda.synchronize()
         if repeat >= 2:
             times.append(time.perf_counter() - start)
     most = torch.cuda.max_memory_allocated() / 1e6 if gpu else None
-    return 1e3 * sorted(times)[repeats // 2], most, *counted(lambda: differentiate(block, x, way, samples))
+    programs, waits = (None, None) if way.compiled else counted(lambda: differentiate(block, x, way))
+    return Measured(1e3 * sorted(times)[repeats // 2], programs, waits, most)
 
 
 def main() -> None:
@@ -130,20 +157,21 @@ def main() -> None:
     print(f"{name}: {dtype}, width {given.width}, two experts each\n")
     columns = {"E": "d", "tokens": ",d", "way": "", "ms": ".2f", "times the plain step": ".2f"}
     table = kept.Table(columns | {"programs": ",d", "waits": "d", "MB": ",.0f", "MB more": ",.0f"})
-    every = ("fixed", None), ("fixed", given.tokens // 4), ("gradient-norm", None)
+    exact, drawn = Way("fixed"), Way("fixed", given.tokens // 4)
+    every = exact, drawn, drawn._replace(compiled=True), Way("gradient-norm")
     for experts in (8, 128):
         for tokens, ways in ((given.tokens, every), (2 * given.tokens, every[:1]), (4 * given.tokens, every[:1])):
             torch.manual_seed(0)
             with torch.device(device):
                 block = Block(experts, given.width).to(dtype)
             x = torch.randn(tokens, given.width, device=device, dtype=dtype)
-            plain, least, *counts = measure(block, x, "none", None, given.repeats)
-            table.add(experts, tokens, "no penalty", plain, 1.0, *counts, least, None)
-            for way, samples in ways:
-                found, most, *counts = measure(block, x, way, samples, given.repeats)
-                label = f"{way}{'' if samples is None else f', {samples:,} rows'}"
-                more = None if most is None or least is None else most - least
-                table.add(experts, tokens, label, found, found / plain, *counts, most, more)
+            plain = measure(block, x, PLAIN, given.repeats)
+            table.add(experts, tokens, "no penalty", plain.milliseconds, 1.0, *plain[1:], None)
+            for way in ways:
+                found = measure(block, x, way, given.repeats)
+                more = None if found.memory is None or plain.memory is None else found.memory - plain.memory
+                times = found.milliseconds / plain.milliseconds
+                table.add(experts, tokens, way.label, found.milliseconds, times, *found[1:], more)
     kept.keep(table, given.keep, name)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = sorted((ROOT / "sphere" / "torch").glob("*.py"))
-STANDARD = {"collections", "itertools", "math", "struct", "typing", "warnings"}
+STANDARD = {"collections", "contextlib", "itertools", "math", "struct", "typing", "warnings"}
 
 
 def imported(tree):

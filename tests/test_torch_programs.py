@@ -48,8 +48,8 @@ def block_and_input():
 @pytest.mark.parametrize("samples", MOST)
 def test_a_penalty_adds_few_programs_and_waits_to_a_step(samples):
     block, x = block_and_input()
-    plain = counted(lambda: torch_penalty.differentiate(block, x, "none", None))
-    fixed = counted(lambda: torch_penalty.differentiate(block, x, "fixed", samples))
+    plain = counted(lambda: torch_penalty.differentiate(block, x, torch_penalty.PLAIN))
+    fixed = counted(lambda: torch_penalty.differentiate(block, x, torch_penalty.Way("fixed", samples)))
     programs, waits = (more - few for more, few in zip(fixed, plain, strict=True))
     assert 30 < programs <= MOST[samples][0]
     assert waits == MOST[samples][1]
@@ -81,7 +81,7 @@ def test_lengths_and_sums_of_many_gradients_are_as_few_programs_as_of_two():
 def test_the_gradient_norm_waits_once_more():
     block, x = block_and_input()
     none, fixed, norm = (
-        counted(lambda way=way: torch_penalty.differentiate(block, x, way, 1024))[1]
+        counted(lambda way=way: torch_penalty.differentiate(block, x, torch_penalty.Way(way, 1024)))[1]
         for way in ("none", "fixed", "gradient-norm")
     )
     assert (fixed - none, norm - none) == (2, 3)

@@ -1,7 +1,8 @@
 """`penalised_backward`: what `loss.backward()` does, with the penalty's gradient added at a strength that rho sets."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -137,9 +138,10 @@ def add(weights: Sequence[Tensor], gradients: Sequence[Tensor | None], factor: f
 
 def gradient(term: Tensor, weights: Sequence[Tensor], scale: float = 1.0) -> list[Tensor | None]:
     """Of the penalty, by every parameter; the graph stays for the loss."""
-    found = torch.autograd.grad(
-        term, weights, torch.full_like(term, scale), retain_graph=True, allow_unused=True, materialize_grads=False
-    )
+    with _twice():
+        found = torch.autograd.grad(
+            term, weights, torch.full_like(term, scale), retain_graph=True, allow_unused=True, materialize_grads=False
+        )
     if all(g is None for g in found):
         raise ValueError("the penalty reaches none of the parameters; pass those of the model that made the features")
     return list(found)
@@ -151,8 +153,24 @@ def _gradient(term: Tensor, weights: Sequence[Tensor], scale: float, loss: Tenso
     for w in weights:  # only their own hooks bring gradients of shards together, and they write to .grad
         w.grad = None
     total = term + 0 * loss  # the hooks sit at the outputs of modules, which features may not have gone through
-    total.backward(torch.full_like(total, scale), retain_graph=True)
+    with _twice():
+        total.backward(torch.full_like(total, scale), retain_graph=True)
     return [w.grad for w in weights]
+
+
+@contextmanager
+def _twice() -> Iterator[None]:
+    """What `torch.compile` made may use the memory of the forward pass for the first backward pass, and refuses two."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "donated_buffer" not in str(error):
+            raise
+        raise RuntimeError(
+            "the model was compiled for one backward pass, and coefficient='gradient-norm' takes two; write `import "
+            "torch._functorch.config; torch._functorch.config.donated_buffer = False` before its first forward pass, "
+            "or pass coefficient='fixed'"
+        ) from error
 
 
 def _values(loss: Tensor, terms: Sequence[Tensor]) -> list[float]:

@@ -101,7 +101,7 @@ def sphere_penalty(phi: Tensor) -> Tensor:
 
     For a Mixture of Experts phi holds, side by side, the features of every expert times its gate weight, zeros for an
     expert that was not chosen; for a dense network, the last hidden features. Zero features have penalty 0. Features
-    beyond about 1e9, whose penalty float32 cannot hold, are refused (not inside `torch.compile`: there it is NaN).
+    beyond about 1e9, whose penalty float32 cannot hold, are refused (inside `torch.compile` it is infinite or NaN).
     """
     return anisotropy(gram(phi))
 
