@@ -31,11 +31,14 @@ PARTS = {
 
 
 def on_config(config: Any) -> Any:
-    """The pages of docs/results/ are made by a command: those that there are, under Results."""
-    made = sorted(page.name for page in (DOCS / "results").glob("*.md") if page.name != "index.md")
-    if made:
-        (results,) = (entry for entry in config.nav if "Results" in entry)
-        results["Results"].append({"By experiment": [{name.removesuffix(".md"): f"results/{name}"} for name in made]})
+    """The pages of docs/results/ are made by a command: those that there are, under Results, with runs and without."""
+    (results,) = (entry for entry in config.nav if "Results" in entry)
+    groups: dict[str, list[dict[str, str]]] = {"Experiments with runs": [], "Not run yet": []}
+    for page in sorted((DOCS / "results").glob("*.md")):
+        if page.name != "index.md":
+            group = "Not run yet" if "**Verdict: not run.**" in page.read_text() else "Experiments with runs"
+            groups[group].append({page.stem: f"results/{page.name}"})
+    results["Results"] += [{name: pages} for name, pages in groups.items() if pages]
     return config
 
 
