@@ -45,6 +45,7 @@ def test_what_is_no_fleet_is_told_apart(tmp_path, capsys, file, text, sentence):
         (["train", "--preset", "probe-crl", "--out", ""], "name one for the records"),
         (["verify", "metaworld", "--steps", "0"], "nothing would be compared"),
         (["resume", "nowhere"], "nowhere does not exist; name the directory"),
+        (["report", "nowhere"], "nowhere does not exist; name a directory"),
         (["show", "."], ". holds no fleet"),
         (["verify", "update", "one.npz", "two.npz"], "usage: sphere verify update [FILE]"),
         (["verify", "update", "nowhere.npz"], "not a readable"),
@@ -52,9 +53,11 @@ def test_what_is_no_fleet_is_told_apart(tmp_path, capsys, file, text, sentence):
     ],
 )
 def test_mistakes_are_answered_with_a_sentence(words, sentence, capsys):
+    """And with nothing before it."""
     assert main(words) == 1
     captured = capsys.readouterr()
     assert sentence in captured.err
+    assert captured.err.startswith("sphere: ")
     assert "Traceback" not in captured.err
 
 

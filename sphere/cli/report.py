@@ -26,10 +26,12 @@ class Report:
 
 def report(arguments: list[str]) -> None:
     from sphere.report.page import write_report
+    from sphere.storage.reader import find_runs
 
     options = tyro.cli(Report, prog="sphere report", args=arguments)
     if not options.directories:
         raise UserError("no runs were named; name directories that sphere train wrote: sphere report runs/first")
+    find_runs(options.directories, [])  # a name that does not exist is answered before anything else is said
     if options.figures:
         print("writing tables, figures and the page: seconds, a minute for many runs", file=sys.stderr)
     loaded = write_report(options.directories, options.out, options.score, options.figures)
