@@ -134,6 +134,28 @@ def deviations(_: Path) -> set[str]:
     return found
 
 
+def td3(_: Path) -> set[str]:
+    """How many of ten episodes of handle-press-side succeeded, evaluation by evaluation."""
+    page = " ".join((DOCS / "td3.md").read_text().split())
+    dense, top_k = (successes(name) for name in ("dense", "top-k"))
+    assert list(dense.values()) == [1, 5, 9, 9, 0, 9]
+    assert "Of ten episodes 1, 5, 9, 9, 0 and 9 succeed, evaluated every 50,000 steps" in page
+    assert max(top_k) == 50_000
+    assert top_k[50_000] == 4
+    assert "four of ten episodes succeed at 50,000 steps" in page
+    return {f"{step:,}" for step in dense}
+
+
+def successes(name: str) -> dict[int, int]:
+    path = ROOT / "results" / "metaworld-rl-td3-checks" / name / "rho0-seed0" / "episodes.jsonl"
+    found: dict[int, list[bool]] = {}
+    for line in map(json.loads, path.read_text().splitlines()):
+        if line["kind"] == "evaluation":
+            found.setdefault(round(line["step"], -4), []).append(line["success_at_end"])
+    assert all(len(episodes) == 10 for episodes in found.values())
+    return {step: sum(episodes) for step, episodes in found.items()}
+
+
 CHECKED: dict[str, Callable[[Path], set[str]]] = {
     "README.md": readme,
     "docs/streams.md": streams,
@@ -141,6 +163,7 @@ CHECKED: dict[str, Callable[[Path], set[str]]] = {
     "docs/report.md": estimates,
     "docs/theory.md": theory,
     "docs/deviations.md": deviations,
+    "docs/td3.md": td3,
 }
 GIVEN = {
     "README.md": "3.11",  # a version

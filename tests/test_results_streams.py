@@ -29,6 +29,12 @@ OTHER_FORMS = {
     )
     for method, rho in (("fine-tune", "0"), ("SPHERE", "0.1"))
 }
+PARTS = {
+    "LayerNorm after each part": "newsgroups-post-ln/rho0",
+    "with longer word vectors": "newsgroups-parts/vectors/rho0",
+    "with padding that counts": "newsgroups-parts/padding/rho0",
+    "with both": "newsgroups-plain/rho0",
+}
 CONTROLS = {
     "fine-tune, weight decay 0.01": "cifar100-mlp/rho0",
     "weight decay 0.3": "cifar100-mlp-controls/rho0-weight_decay0.3",
@@ -38,10 +44,10 @@ CONTROLS = {
 }
 
 
-def run(name: str, tasks: int) -> list[float]:
-    """Means over the evaluations after each task, and r_e(K) at the last."""
-    lines = evaluations(name)
-    assert len(lines) == tasks
+def run(name: str, tasks: int, first: int | None = None) -> list[float]:
+    """Means over the evaluations after each task, or the first of them, and r_e(K) at the last."""
+    lines = evaluations(name)[:first]
+    assert len(lines) == (first or tasks)
     ranks = [line[COLUMNS[3]] for line in lines if COLUMNS[3] in line]
     return [*(fmean(line[name] for line in lines if name in line) for name in COLUMNS), ranks[-1]]
 
@@ -87,7 +93,7 @@ def tables() -> list[list[list[str]]]:
     return found
 
 
-SCORES, FEATURES, OF_FORMS, FIRST, OF_CONTROLS = tables()
+SCORES, FEATURES, OF_FORMS, OF_PARTS, FIRST, OF_CONTROLS = tables()
 TASKS = (40, 100, 200, 400)
 
 
@@ -105,6 +111,15 @@ def test_other_forms_of_the_text_network(key):
     assert [row[2:] for row in OF_FORMS if tuple(row[:2]) == key] == [numbers(OTHER_FORMS[key], 10, 400)]
 
 
+def of_first_seed(runs: str) -> list[str]:
+    return [format(value, form) for value, form in zip(run(f"{runs}-seed0", 400, 399), FORMS, strict=True)]
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_of_the_form_that_pytorch_has(name):
+    assert [row[1:] for row in OF_PARTS if row[0] == name] == [of_first_seed(PARTS[name])]
+
+
 @pytest.mark.parametrize("name", CONTROLS)
 def test_controls_of_splitcifar(name):
     assert [row[1:] for row in OF_CONTROLS if row[0] == name] == [numbers(CONTROLS[name], 5, 20)]
@@ -117,6 +132,7 @@ def test_the_first_tasks_of_text():
 def test_no_row_is_without_records():
     assert {tuple(row[:2]) for row in SCORES} == {tuple(row[:2]) for row in FEATURES} == set(STREAMS)
     assert {tuple(row[:2]) for row in OF_FORMS} == set(OTHER_FORMS)
+    assert {row[0] for row in OF_PARTS} == set(PARTS)
     assert {row[0] for row in OF_CONTROLS} == set(CONTROLS)
 
 
@@ -124,6 +140,7 @@ def accounted() -> set[str]:
     """Every number that the records give for the page."""
     found = [cell for runs, seeds, tasks, _ in STREAMS.values() for cell in (str(seeds), *numbers(runs, seeds, tasks))]
     found += [cell for runs in OTHER_FORMS.values() for cell in numbers(runs, 10, 400)]
+    found += [cell for runs in PARTS.values() for cell in of_first_seed(runs)]
     found += [cell for runs in CONTROLS.values() for cell in numbers(runs, 5, 20)]
     found += [cell for tasks in TASKS for cell in (str(tasks), *first_tasks(tasks))]
     return {number for cell in found for number in cell.split(" ± ")}
