@@ -40,8 +40,8 @@ class Table:
 
     def _print(self, cells: list[str]) -> None:
         parts = []
-        for i, (cell, (heading, form)) in enumerate(zip(cells, self.columns.items(), strict=True)):
-            width = max(len(heading), 8 if form else 18 if i == 0 else 12)
+        for cell, (heading, form) in zip(cells, self.columns.items(), strict=True):
+            width = max(len(heading), 8 if form else 24)
             parts.append(f"{cell:>{width}}" if form else f"{cell:<{width}}")
         print("  ".join(parts).rstrip(), flush=True)
 

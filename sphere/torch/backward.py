@@ -167,9 +167,9 @@ def _twice() -> Iterator[None]:
         if "donated_buffer" not in str(error):
             raise
         raise RuntimeError(
-            "the model was compiled for one backward pass, and coefficient='gradient-norm' takes two; write `import "
-            "torch._functorch.config; torch._functorch.config.donated_buffer = False` before its first forward pass, "
-            "or pass coefficient='fixed'"
+            "torch.compile keeps a forward pass for one backward pass, and coefficient='gradient-norm' takes two; "
+            "write `import torch._functorch.config; torch._functorch.config.donated_buffer = False` before the first "
+            "forward pass, or pass coefficient='fixed'"
         ) from error
 
 
